@@ -23,7 +23,6 @@ import json
 import numpy as np
 import trainwright as tw
 from memory_chains import random_chain
-from trainwright.ensemble.selection.log_sums import log_sums
 from trainwright.plan.memory.planning import minimal_bytes, plan_chain
 from trainwright.search.bayes.dominance import dominated_shares
 
@@ -37,11 +36,9 @@ chain = random_chain(5, least=6, most=6, options=2)
 least = minimal_bytes(chain)
 plans = [plan_chain(chain, budget=int(least * more)) for more in (1.0, 1.2)]
 draws = np.random.default_rng(0)
-sums = log_sums(draws.random(64) + 0.1, draws.random((3, 64)), np.array([2, 0]))
 print(json.dumps({
     "asked": [dict(each) for each in configurations],
     "plans": [[str(operation) for operation in plan.operations] for plan in plans],
-    "sums": [round(each, 9) for each in sums],
     "shares": dominated_shares(draws.random((9, 2))).tolist(),
 }))
 """
@@ -56,7 +53,7 @@ def decisions(code):
 
 
 def test_decisions_are_the_same_without_numba():
-    """The forest's proposals, plans within a budget and ranks to the last bit; sums of logarithms to nine digits."""
+    """The forest's proposals, plans within a budget and ranks, to the last bit."""
     assert decisions(WITHOUT_NUMBA + DECISIONS) == decisions(DECISIONS)
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 from benchmarks.serve.placement_oracles import brute_force, rates_of
+from benchmarks.serve.worst_fit import worst_fit
 
 from trainwright.errors import AllocationError
 from trainwright.randomness import rng
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.integer_program import Matrix, PlacementProblem
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, packed_units
-from trainwright.serve.placement.worst_fit import worst_fit
 
 __all__ = ["run"]
 

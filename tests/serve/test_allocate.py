@@ -116,7 +116,7 @@ class TestGivenTables:
         plan = allocate(ensemble(10, 20), devices(600), tables=tables([1, 2], [1, 2]), memory=tight, batches=(1, 8))
         assert [unit.name for unit in plan.units] == ["loop(0,1)"]
         assert plan.matrix == ((8,),)
-        with pytest.raises(AllocationError, match="needed 510, free 400 of 400"):
+        with pytest.raises(AllocationError, match="needed 520, free 400 of 400"):
             allocate(ensemble(10, 20), devices(400), tables=tables([1, 2], [1, 2]), memory=tight, batches=(1, 8))
 
     def test_refusals(self):

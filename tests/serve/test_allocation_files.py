@@ -5,13 +5,13 @@ import json
 
 import pytest
 from allocation_for_tests import GB, devices, ensemble, member, single_units
+from benchmarks.serve.worst_fit import worst_fit
 
 from trainwright.errors import AllocationError
 from trainwright.serve import DeploymentPlan
 from trainwright.serve.placement.deployment_plan import digest_of
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, Unit
-from trainwright.serve.placement.worst_fit import worst_fit
 
 
 def plan(**changed):

@@ -15,7 +15,6 @@ from trainwright.serve.placement.devices import Device, parse_devices, room_of, 
 from trainwright.serve.placement.integer_program import PlacementProblem, PlacementSolution
 from trainwright.serve.placement.timing import can_be_timed, measure_times
 from trainwright.serve.placement.units import MemoryModel, TimeTables, Unit, packed_units
-from trainwright.serve.placement.worst_fit import worst_fit
 from trainwright.serve.runtime.in_process import MOMENT_ROWS, MOMENT_SECONDS
 
 __all__ = ["allocate", "allocate_or_pack"]
@@ -109,12 +108,16 @@ def _list_packings(tables: TimeTables, devices: Sequence[Device]) -> Iterator[tu
 
 
 def _refuse_ensemble(devices: tuple[Device, ...], tables: TimeTables, memory: MemoryModel) -> NoReturn:
-    """Raise AllocationError, with the bytes that lack where it is memory that does."""
-    for units in _list_packings(tables, devices):
-        worst_fit(devices, units, memory, batch=min(tables.batches))
+    """Raise AllocationError, with the bytes of one process that holds all members."""
+    unit = Unit(members=tuple(range(len(memory.footprints))))
+    needed = [memory.needed(unit, device, min(tables.batches)) for device in devices]
+    table = "; ".join(
+        f"{device.name}: needed {need}, free {memory.free(device)} of {device.capacity_bytes}"
+        for device, need in zip(devices, needed, strict=True)
+    )
     raise AllocationError(
-        f"allocate: no placement was found on {', '.join(one.name for one in devices)}; allowed: more devices, or "
-        "fewer members"
+        f"allocate: no placement was found; bytes of all members in one process with batches of {min(tables.batches)} "
+        f"rows: {table}; allowed: devices that hold every member, a device more, or an ensemble with fewer members"
     )
 
 

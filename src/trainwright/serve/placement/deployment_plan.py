@@ -13,8 +13,7 @@ from trainwright.files import read_json
 from trainwright.publishing import write_file
 from trainwright.serve.placement.devices import Device, parse_devices, room_of
 from trainwright.serve.placement.integer_program import Matrix
-from trainwright.serve.placement.units import MemoryModel, Unit, packed_units
-from trainwright.serve.placement.worst_fit import worst_fit
+from trainwright.serve.placement.units import Unit, packed_units
 from trainwright.validators import check, integer, one_of
 
 __all__ = ["BATCHES", "DeploymentPlan", "Instance", "Unit", "digest_of"]
@@ -98,7 +97,7 @@ class DeploymentPlan:
         batch: int = 32,
         in_process: bool = False,
     ) -> "DeploymentPlan":
-        """Return one instance of each member by worst-fit decreasing, without any search.
+        """Return one instance of each member, dealt out to the devices in turn, without any search.
 
         Processes on one group of cores share its threads. Where there are more members than cores, several share a
         process, which computes them in turn. With `in_process` there are no worker processes: the one that serves
@@ -112,8 +111,10 @@ class DeploymentPlan:
             )
         weights = [member.weight_bytes or 1 for member in ensemble.members]
         units = packed_units(weights, room_of(found))
-        matrix = worst_fit(found, units, MemoryModel.assumed(ensemble), batch=batch)
-        return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix)
+        rows = [[0] * len(units) for _ in found]
+        for place in range(len(units)):
+            rows[place % len(found)][place] = batch
+        return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=tuple(map(tuple, rows)))
 
     def check(self, ensemble: Ensemble, devices: str | Iterable[str | Device] | None = None) -> None:
         """Raise AllocationError if the plan was made for another ensemble, or for other devices than those given.

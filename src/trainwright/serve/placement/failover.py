@@ -1,25 +1,21 @@
-"""Failover: place a unit again on other devices after all its workers have failed permanently.
-
-Worst fit into the memory that is free, in no time; other units keep running where they are.
-"""
+"""Failover: place a unit again on another device after all its workers have failed permanently."""
 
 from collections.abc import Collection
 from dataclasses import replace
 
 from trainwright.errors import AllocationError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
-from trainwright.serve.placement.units import MemoryModel, Unit
-from trainwright.serve.placement.worst_fit import worst_fit
+from trainwright.serve.placement.units import Unit
 
 __all__ = ["fail_over"]
 
 
-def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memory: MemoryModel) -> DeploymentPlan:
+def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
     """Return the plan with a unit on another device, after all its instances and perhaps others were `lost`.
 
-    It is not put where it was lost, nor on a device that kept no instance, which may be gone. Other units stay as they
-    are. Its batch is that of the plan, halved until it fits. Raises AllocationError if no device is left, or none has
-    the memory.
+    It goes, with its batch, to the device that has least to do, accelerators first. It is not put where it was lost,
+    nor on a device that kept no instance, which may be gone; other units stay as they are. Whether its bytes fit there
+    shows when it starts. Raises AllocationError if no device is left.
     """
     column = plan.units.index(unit)
     # Entries of failed instances, and all of this unit, are removed.
@@ -37,23 +33,10 @@ def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memo
             f"unit {unit.name}: no other device is left for it; its workers failed permanently on "
             f"{', '.join(one.name for one in plan.devices)}; allowed: a plan with a device more"
         )
-    devices = [plan.devices[place] for place in allowed]
-    free = [
-        memory.free(plan.devices[place])
-        - sum(memory.needed(one, plan.devices[place], size) for one, size in zip(plan.units, left[place], strict=True))
-        for place in allowed
-    ]
-    batch = max(row[column] for row in plan.matrix)
-    while True:
-        try:
-            rows = worst_fit(devices, [unit], memory, batch=batch, free=free, crowded=True)
-            break
-        except AllocationError:
-            if batch == 1:
-                raise
-            batch //= 2
-    for place, [size] in zip(allowed, rows, strict=True):
-        left[place][column] = size
+    chosen = min(allowed, key=lambda place: (plan.devices[place].kind != "cuda", sum(map(bool, left[place])), place))
     # Instances that failed permanently stay in the plan: their units may still have others, or move next.
-    matrix = tuple((*row[:column], now[column], *row[column + 1 :]) for row, now in zip(plan.matrix, left, strict=True))
+    batch = max(row[column] for row in plan.matrix)
+    matrix = tuple(
+        (*row[:column], batch if place == chosen else 0, *row[column + 1 :]) for place, row in enumerate(plan.matrix)
+    )
     return replace(plan, matrix=matrix, expected={}, measured={})

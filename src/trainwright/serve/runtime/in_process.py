@@ -13,21 +13,21 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.rules import combine
 from trainwright.ensemble.library.cost import time_calls
-from trainwright.ensemble.library.networks import apply_link, build_network, check_outputs, shape_outputs
+from trainwright.ensemble.library.networks import apply_link, check_outputs, shape_outputs
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.admission import ENDED, Runtime
 from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.member_runners import MemberLoop
 from trainwright.serve.runtime.responses import make_answer
 from trainwright.serve.service import Response
 
@@ -56,7 +56,7 @@ class InProcessRuntime(Runtime):
         self._queue: deque[Request] = deque()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run_thread, name="trainwright-in-process", daemon=True)
-        self._networks: list[tuple[Sequence[Callable[[torch.Tensor], torch.Tensor]], torch.dtype | None]] = []
+        self._loop: MemberLoop
         # Weights that sum to 1, where the outputs are logits of a weighted mean.
         self._shares: torch.Tensor | None = None
         self._batch_seconds = 0.0
@@ -70,10 +70,7 @@ class InProcessRuntime(Runtime):
         import torch
 
         self._threads_before = torch.get_num_threads()
-        for member in self._ensemble.members:
-            network = build_network(member)
-            first = next(network.parameters(), None)
-            self._networks.append((_flatten_layers(network), None if first is None else first.dtype))
+        self._loop = MemberLoop(self._ensemble.members, device="cpu")
         if self._ensemble.rule.name == "weighted" and all(one.link == "softmax" for one in self._ensemble.members):
             weights = torch.tensor(self._ensemble.weights, dtype=torch.float64)
             self._shares = weights / weights.sum()
@@ -267,20 +264,15 @@ class InProcessRuntime(Runtime):
         # For this thread, once: to change them back would take longer than many batches.
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        parts = torch.from_numpy(x).split(self._batch)
         found = []
-        with torch.inference_mode():
-            given = torch.from_numpy(x)
-            floating = given.is_floating_point()
-            for member, (layers, dtype) in zip(self._ensemble.members, self._networks, strict=True):
-                rows = given if dtype is None or not floating or given.dtype == dtype else given.to(dtype)
-                try:
-                    if len(x) > self._batch:
-                        found.append(torch.cat([_run_layers(layers, part) for part in rows.split(self._batch)]))
-                    else:
-                        found.append(_run_layers(layers, rows))
-                except Exception as error:
-                    why = f"{type(error).__name__}: {error}"[:500]
-                    raise RequestError(f"request: trial {member.trial} refused the rows ({why})") from error
+        for place, member in enumerate(self._ensemble.members):
+            try:
+                outputs = [self._loop.compute(place, part) for part in parts]
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"[:500]
+                raise RequestError(f"request: trial {member.trial} refused the rows ({why})") from error
+            found.append(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
         return found
 
     def _refuse_late(self, request: Request) -> bool:
@@ -315,36 +307,6 @@ def _weighted_probabilities(outputs: "Sequence[torch.Tensor]", shares: "torch.Te
 
     probabilities = torch.stack(outputs).softmax(2, dtype=torch.float64)  # type: ignore[arg-type]  # a list
     return (shares @ probabilities.flatten(1)).reshape(probabilities.shape[1:]).numpy()
-
-
-def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor], torch.Tensor]]":
-    """Return the calls that compute a network: of a plain `Sequential` those of its layers, else the network itself.
-
-    Calling modules within modules takes as long as the arithmetic of a few rows through small layers.
-    """
-    import torch
-    from torch import nn
-
-    def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-        hooks = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
-        return type(module) is kind and not hooks
-
-    if isinstance(network, nn.Linear) and is_plain(network, nn.Linear):
-        return [partial(nn.functional.linear, weight=network.weight, bias=network.bias)]
-    if not is_plain(network, nn.Sequential):
-        return [network]
-    calls: list[Callable[[torch.Tensor], torch.Tensor]] = []
-    for layer in cast("nn.Sequential", network):
-        # What a linear layer returns belongs to nobody else, so the ReLU behind it needs no memory of its own.
-        after_linear = bool(calls) and isinstance(calls[-1], partial)
-        calls += [torch.relu_] if after_linear and is_plain(layer, nn.ReLU) else _flatten_layers(layer)
-    return calls
-
-
-def _run_layers(layers: "Sequence[Callable[[torch.Tensor], torch.Tensor]]", x: "torch.Tensor") -> "torch.Tensor":
-    for layer in layers:
-        x = layer(x)
-    return x
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,8 +1,9 @@
 """The members of a unit, loaded in one process and computed in turn."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from trainwright.ensemble.library.member import Member, read_member
 from trainwright.ensemble.library.networks import apply_link, build_network, shape_outputs
@@ -45,7 +46,10 @@ class MemberLoop:
     def __init__(self, members: Sequence[Member], *, device: str) -> None:
         self.members = tuple(members)
         self.device = device
-        self.networks = [build_network(member).to(device) for member in members]
+        networks = [build_network(member).to(device) for member in members]
+        firsts = [next(network.parameters(), None) for network in networks]
+        self._dtypes = [None if first is None else first.dtype for first in firsts]
+        self._layers = [_flatten_layers(network) for network in networks]
 
     def __call__(self, x: Array, members: Sequence[int]) -> Iterator[tuple[int, Array]]:
         """Yield (k, predictions [N, ...] in float64) for each of these members, as soon as it is done."""
@@ -54,19 +58,45 @@ class MemberLoop:
         rows = torch.from_numpy(x).to(self.device)
         # An accelerator works while this thread continues, so there all are started before the first is waited for.
         ahead = list(members) if self.device != "cpu" else []
-        started = {k: self._compute(k, rows) for k in ahead}
+        started = {k: self.compute(k, rows) for k in ahead}
         for k in members:
-            output = started[k] if k in started else self._compute(k, rows)
+            output = started[k] if k in started else self.compute(k, rows)
             member = self.members[k]
             yield k, shape_outputs(apply_link(output, member.link).cpu().double().numpy(), member.output)
 
-    def _compute(self, k: int, rows: "torch.Tensor") -> "torch.Tensor":
+    def compute(self, k: int, rows: "torch.Tensor") -> "torch.Tensor":
         """Return the output of network k for a batch on its device, in the network's floating type."""
         import torch
 
-        first = next(self.networks[k].parameters(), None)
+        dtype = self._dtypes[k]
         # As in-process prediction does, so that answers are equal.
         with torch.inference_mode():
-            typed = rows.to(first.dtype) if rows.is_floating_point() and first is not None else rows
-            out: torch.Tensor = self.networks[k](typed)
-            return out
+            if dtype is not None and rows.dtype != dtype and rows.is_floating_point():
+                rows = rows.to(dtype)
+            for layer in self._layers[k]:
+                rows = layer(rows)
+            return rows
+
+
+def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor], torch.Tensor]]":
+    """Return the calls that compute a network: of a plain `Sequential` those of its layers, else the network itself.
+
+    Calling modules within modules takes as long as the arithmetic of a few rows through small layers.
+    """
+    import torch
+    from torch import nn
+
+    def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+        hooks = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
+        return type(module) is kind and not hooks
+
+    if isinstance(network, nn.Linear) and is_plain(network, nn.Linear):
+        return [partial(nn.functional.linear, weight=network.weight, bias=network.bias)]
+    if not is_plain(network, nn.Sequential):
+        return [network]
+    calls: list[Callable[[torch.Tensor], torch.Tensor]] = []
+    for layer in cast("nn.Sequential", network):
+        # What a linear layer returns belongs to nobody else, so the ReLU behind it needs no memory of its own.
+        after_linear = bool(calls) and isinstance(calls[-1], partial)
+        calls += [torch.relu_] if after_linear and is_plain(layer, nn.ReLU) else _flatten_layers(layer)
+    return calls

@@ -9,7 +9,6 @@ from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
 from trainwright.serve.placement.failover import fail_over
-from trainwright.serve.placement.units import MemoryModel
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import describe_member
 from trainwright.serve.runtime.worker_slots import Health, ServingProcess, UnitQueue, WorkerSlot, WorkerState
@@ -39,7 +38,7 @@ class WorkerPool:
         return [worker for queue in self.queues for worker in list(queue.workers)]
 
     def move_unit(self, queue: UnitQueue) -> DeploymentPlan:
-        """Place a unit whose workers have all failed permanently on other devices, and return the plan with it there.
+        """Place a unit whose workers have all failed permanently on another device, and return the plan with it there.
 
         Its old workers stay listed, as lost; the new ones `join` once they can compute.
         """
@@ -47,7 +46,7 @@ class WorkerPool:
         lost = [worker.instance for worker in self.workers if worker.state is WorkerState.LOST]
         move = {"unit": unit.name, "from": sorted({one.instance.device.name for one in old}), "why": old[-1].why}
         try:
-            self.plan = fail_over(self.plan, unit, lost, MemoryModel.assumed(self._ensemble))
+            self.plan = fail_over(self.plan, unit, lost)
         except AllocationError as error:
             queue.outlook = f"; it was not moved: {error}"
             self.moves.append({**move, "to": [], "state": "refused", "refusal": str(error)})
