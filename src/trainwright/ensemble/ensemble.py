@@ -177,22 +177,7 @@ class Ensemble:
         """
         if not any(member.splits for member in self.members) and self.saved_report:
             return EnsembleReport(**self.saved_report)
-        return make_report(
-            self.members,
-            {
-                name: list(self.member_predictions(name))
-                for name in self.members[0].splits
-                if name in {split, selection}
-            },
-            self.weights,
-            self.rule,
-            calibration=self.calibration,
-            conformity=self.conformity,
-            seconds_per_row=self.cost_seconds,
-            nbytes=self.nbytes,
-            split=split,
-            selection=selection,
-        )
+        return make_report(self, split=split, selection=selection)
 
     def save(self, directory: str | Path, *, self_contained: bool = False, replace: bool = False) -> Path:
         """Write a folder that needs neither study nor pickle: a manifest with digests, and each member's weights.

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from trainwright.ensemble.combine.calibration import Calibration, score_probabilities
+from trainwright.ensemble.combine.calibration import score_probabilities
 from trainwright.ensemble.combine.conformal import Conformal
-from trainwright.ensemble.combine.rules import CombinationRule, combine
+from trainwright.ensemble.combine.rules import combine
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 from trainwright.files import plain
+
+if TYPE_CHECKING:
+    from trainwright.ensemble.ensemble import Ensemble
 
 __all__ = ["EnsembleReport", "describe_member", "make_report"]
 
@@ -58,43 +61,34 @@ def describe_member(member: Member, weight: float) -> dict[str, Any]:
     }
 
 
-def make_report(
-    members: Sequence[Member],
-    predictions: Mapping[str, Sequence[Array]],
-    weights: Sequence[float],
-    rule: CombinationRule,
-    *,
-    calibration: Calibration | None,
-    conformity: Conformal | None,
-    seconds_per_row: float | None,
-    nbytes: int | None,
-    split: str,
-    selection: str,
-) -> EnsembleReport:
-    """Return the report of members' predictions per split; `split` judges, `selection` is where they were chosen."""
-    first = members[0]
+def make_report(ensemble: "Ensemble", *, split: str, selection: str) -> EnsembleReport:
+    """Return the report of an ensemble; `split` judges, `selection` is where its members were chosen."""
+    first = ensemble.members[0]
     metric = METRICS[default_metric(first.output)]
-    targets = {name: first.targets(name) for name in predictions}
+    names = [name for name in first.splits if name in {split, selection}]
+    predictions = {name: list(ensemble.member_predictions(name)) for name in names}
+    targets = {name: first.targets(name) for name in names}
     # Each split is combined once; all figures below are of these arrays.
-    pooled = {name: combine(rule, item, weights) for name, item in predictions.items()}
+    pooled = {name: combine(ensemble.rule, item, ensemble.weights) for name, item in predictions.items()}
+    calibration = ensemble.calibration
     content = pooled if calibration is None else {name: calibration.apply(item) for name, item in pooled.items()}
     before = _measure_prediction(first.output, pooled.get(split), targets.get(split))
     after = None if calibration is None else _measure_prediction(first.output, content.get(split), targets.get(split))
-    count = len(members)
+    count = len(ensemble.members)
     return EnsembleReport(
         output=first.output,
-        rule=rule.name,
+        rule=ensemble.rule.name,
         metric=metric.name,
         rows=split,
         losses={name: float(metric.row_losses(item, targets[name]).mean()) for name, item in content.items()},
-        members=_member_table(members, predictions.get(selection), targets.get(selection), weights, rule),
+        members=_member_table(ensemble, predictions.get(selection), targets.get(selection)),
         before=before,
         after=after,
         calibration=None if calibration is None else asdict(calibration),
-        conformal=_measure_promise(conformity, pooled.get(split), targets.get(split)),
+        conformal=_measure_promise(ensemble.conformity, pooled.get(split), targets.get(split)),
         rows_seen_by_search=split in first.splits and first.splits[split].source is not None,
-        seconds_per_row=seconds_per_row,
-        bytes=nbytes,
+        seconds_per_row=ensemble.cost_seconds,
+        bytes=ensemble.nbytes,
         cost=f"{count} members on one busy device: about 1/{count} of one member's rows a second" if count > 1 else "",
     )
 
@@ -128,31 +122,27 @@ def _measure_promise(
 
 
 def _member_table(
-    members: Sequence[Member],
-    predictions: Sequence[Array] | None,
-    targets: Array | None,
-    weights: Sequence[float],
-    rule: CombinationRule,
+    ensemble: "Ensemble", predictions: Sequence[Array] | None, targets: Array | None
 ) -> list[dict[str, Any]]:
-    metric = METRICS[default_metric(members[0].output)]
+    metric, rule, weights = METRICS[default_metric(ensemble.output)], ensemble.rule, ensemble.weights
 
-    def loss(chosen: Sequence[int], by: CombinationRule) -> float | None:
+    def loss(chosen: Sequence[int]) -> float | None:
         if predictions is None or targets is None or not chosen:
             return None
-        found = combine(by, [predictions[one] for one in chosen], [weights[one] for one in chosen])
+        used = rule.without(frozenset(every) - frozenset(chosen)) if len(chosen) < len(every) else rule
+        found = combine(used, [predictions[one] for one in chosen], [weights[one] for one in chosen])
         return float(metric.row_losses(found, targets).mean())
 
-    every = list(range(len(members)))
+    every = range(len(weights))
     # A member's gain is what the ensemble loses without it, its weight given to the others.
-    whole = loss(every, rule)
+    whole = loss(every)
     rows = []
-    for place, member in enumerate(members):
-        rest = [one for one in every if one != place]
-        without = loss(rest, rule.without(frozenset({place})))
+    for place, member in enumerate(ensemble.members):
+        without = loss([one for one in every if one != place])
         rows.append(
             {
                 **describe_member(member, weights[place]),
-                "loss": loss([place], rule.without(frozenset(rest)) if rest else rule),
+                "loss": loss([place]),
                 "gain": None if without is None or whole is None else without - whole,
             }
         )

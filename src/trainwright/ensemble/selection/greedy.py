@@ -26,12 +26,10 @@ _BUDGETS = (8.0, 4.0, 2.0, 1.0)  # multiples of the best single member's seconds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GreedyStep:
-    """One addition: the candidate picked, and loss, seconds per row, bytes and objective of all picks up to it."""
+    """One addition: the candidate picked, and loss and objective of all picks up to it."""
 
     index: int
     loss: float
-    seconds: float
-    bytes: float
     objective: float
 
 
@@ -100,15 +98,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
             chosen = int(wanted[first])
             picks, inside[chosen] = (*picks, chosen), True
             spent, weight = float(cost[chosen]), float(size[chosen])
-            steps.append(
-                GreedyStep(
-                    index=chosen,
-                    loss=float(losses[first]),
-                    seconds=spent,
-                    bytes=weight,
-                    objective=float(objective[first]),
-                )
-            )
+            steps.append(GreedyStep(index=chosen, loss=float(losses[first]), objective=float(objective[first])))
         return Selection.of(steps)
 
     def objective(self, candidates: Candidates, scorer: Scorer) -> Callable[[Array, Array, Array], Array]:
