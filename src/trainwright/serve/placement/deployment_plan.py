@@ -97,7 +97,7 @@ class DeploymentPlan:
         batch: int = 32,
         in_process: bool = False,
     ) -> "DeploymentPlan":
-        """Return one instance of each member, dealt out to the devices in turn, without any search.
+        """Return one instance of each member, on the device that has least to do by then, without any search.
 
         Processes on one group of cores share its threads. Where there are more members than cores, several share a
         process, which computes them in turn. With `in_process` there are no worker processes: the one that serves
@@ -113,7 +113,10 @@ class DeploymentPlan:
         units = packed_units(weights, room_of(found))
         rows = [[0] * len(units) for _ in found]
         for place in range(len(units)):
-            rows[place % len(found)][place] = batch
+            # To the device that has least to do, of those with a core left.
+            held = [(sum(map(bool, row)), one) for one, row in enumerate(rows)]
+            _, chosen = min((count, one) for count, one in held if count < (found[one].room or len(units)))
+            rows[chosen][place] = batch
         return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=tuple(map(tuple, rows)))
 
     def check(self, ensemble: Ensemble, devices: str | Iterable[str | Device] | None = None) -> None:
