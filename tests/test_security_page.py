@@ -16,7 +16,6 @@ NAMES = {path.relative_to(ROOT).as_posix(): path for path in FILES}
 
 # Each reads what this very program wrote, or refuses all but a list of records; reasons beside them.
 UNPICKLES = {
-    "checkpoint/tools/formats/dcp.py": "an unpickler with a fixed list",
     "ui/figure_views.py": "a copy of what it holds in memory",
 }
 CONNECTIONS = {  # lines on which multiprocessing's pickles go
@@ -87,7 +86,7 @@ def test_nothing_loads_programs_of_torch():
     assert "register_custom_ops" not in (ROOT / "ensemble/export/onnx_file.py").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("reader", ["torch", "dcp", "safetensors"])
+@pytest.mark.parametrize("reader", ["torch", "safetensors"])
 def test_a_checkpoint_runs_nothing(reader, tmp_path):
     """A file that is a pickle with code in it is refused by each reader; more in the formats' conformance."""
     from trainwright.checkpoint.tools.formats.format import FORMATS

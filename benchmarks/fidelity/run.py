@@ -8,7 +8,7 @@ the best of 1,500 random configurations, 1 their median, and no regret is above 
 and seeds, so differences are paired; intervals: 95 %, bootstrap over studies. Ours run through `Study.simulate`, peers
 on the same clock, each in its own environment (`make peers`). LCBench is a fitted surrogate and needs onnxruntime. A
 family is a folder of DIR; any folder of curves in TaskSet's format is one more. With `--cells FILE` a run that was cut
-off goes on.
+off goes on. `--problems` and `--until` make a small run, as for peers that take seconds to propose.
 
 `summary`: `regret_at_1` and `regret_at_5` by method, the mean of the families' means over all numbers of workers;
 `default_behind_random`: the share of tasks on which the default's mean regret at 1 or at 5 is above that of random
@@ -73,6 +73,7 @@ class Cell:
     method: str
     workers: int
     seed: int
+    marks: tuple[float, ...] = MARKS
 
     @property
     def key(self) -> str:
@@ -85,6 +86,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of families")
     parser.add_argument("--families", metavar="NAME,...", help="of the folder; all if not given")
+    parser.add_argument("--problems", metavar="NAME,...", help="of the families; all if not given")
+    parser.add_argument("--until", type=float, default=MARKS[-1], metavar="N", help="the last mark, of 0.5, 1, 2 and 5")
     parser.add_argument("--methods", default=",".join(OURS + THEIRS), metavar="NAME,...")
     parser.add_argument("--workers", default="8,64", metavar="N,...")
     parser.add_argument("--seeds", type=int, default=30)
@@ -105,22 +108,30 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     }
     if not problems:
         raise SystemExit(f"nothing to search in {arguments.data}: {skipped}")
+    if arguments.problems is not None:
+        names = arguments.problems.split(",")
+        problems = {key: problem for key, problem in problems.items() if problem.name in names}
+        if unknown := set(names) - {problem.name for problem in problems.values()}:
+            parser.error(f"--problems: got {', '.join(sorted(unknown))}, which is none of the families'")
+    marks = tuple(mark for mark in MARKS if mark <= arguments.until)
+    if JUDGED[0] not in marks:
+        parser.error(f"--until: got {arguments.until:g}; allowed: {JUDGED[0]:g} or more")
     workers = [int(count) for count in arguments.workers.split(",")]
     # Whole seeds first, for a run that is cut off.
     cells = [
-        Cell(family=problem.family, problem=problem.name, method=method, workers=count, seed=seed)
+        Cell(family=problem.family, problem=problem.name, method=method, workers=count, seed=seed, marks=marks)
         for seed in range(arguments.seeds)
         for count in workers
         for problem in problems.values()
         for method in methods
     ]
     found = _play_all(cells, arguments.data, wanted, Kept(arguments.cells), arguments.processes)
-    result = {"benchmark": "fidelity", **_judge(found)}
+    result = {"benchmark": "fidelity", **_judge(found, marks)}
     result["summary"]["skipped"] = skipped
     result["settings"] = {
         "workers": workers,
         "seeds": arguments.seeds,
-        "marks": MARKS,
+        "marks": marks,
         "problems": {problem.name: problem.family for problem in problems.values()},
     }
     result["environment"] = environment()
@@ -172,14 +183,14 @@ def _play(cell: Cell, data: Path, families: tuple[str, ...] | None) -> list[floa
     reports = (_theirs if cell.method in PEERS else _ours)(problem, cell)
     return [
         problem.regret(min((loss for at, loss in reports if at <= mark * problem.length), default=math.inf))
-        for mark in MARKS
+        for mark in cell.marks
     ]
 
 
 def _ours(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
     """Return when which losses were reported in a study of ours."""
     searcher, rule = cell.method.split("+")
-    until = MARKS[-1] * problem.length
+    until = cell.marks[-1] * problem.length
     watched = Watched(RULES[rule](problem.length), until=until, each_epoch=True)
     tw.Study(problem.space, "min loss", seed=cell.seed).simulate(
         Scheduler(watched, Fixed(1)),
@@ -243,7 +254,7 @@ def _theirs(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
 
         for worker in range(cell.workers):
             begin(0.0, worker)
-        while running[0][0] <= MARKS[-1] * problem.length:
+        while running[0][0] <= cell.marks[-1] * problem.length:
             at, worker, trial = heapq.heappop(running)
             epochs[trial] += 1
             loss = float(curves[trial][epochs[trial] - 1])
@@ -269,8 +280,8 @@ def _value(column: Column, value: float) -> Any:
     return int(value) if column.kind.endswith("int") else value
 
 
-def _judge(found: Sequence[tuple[Cell, list[float]]]) -> dict[str, Any]:
-    """Return means at all marks by method, and paired differences to the default and to random search."""
+def _judge(found: Sequence[tuple[Cell, list[float]]], marks: Sequence[float]) -> dict[str, Any]:
+    """Return means at the marks by method, and paired differences to the default and to random search."""
     # By method: family -> regrets [studies, marks], in the same order of studies for all methods.
     regrets: dict[str, dict[str, list[list[float]]]] = {}
     tasks: dict[str, dict[tuple[str, str], list[list[float]]]] = {}
@@ -279,12 +290,13 @@ def _judge(found: Sequence[tuple[Cell, list[float]]]) -> dict[str, Any]:
         tasks.setdefault(cell.method, {}).setdefault((cell.family, cell.problem), []).append(values)
     summary: dict[str, Any] = {
         f"regret_at_{mark:g}": {
-            method: float(np.mean([np.mean(values, axis=0)[MARKS.index(mark)] for values in by_family.values()]))
+            method: float(np.mean([np.mean(values, axis=0)[marks.index(mark)] for values in by_family.values()]))
             for method, by_family in regrets.items()
         }
         for mark in JUDGED
+        if mark in marks
     }
-    judged = [MARKS.index(mark) for mark in JUDGED]
+    judged = [marks.index(mark) for mark in JUDGED if mark in marks]
     if DEFAULT in tasks and REFERENCE in tasks:
         behind = [
             bool(np.any((np.mean(values, axis=0) - np.mean(tasks[REFERENCE][task], axis=0))[judged] > 0.0))
@@ -305,8 +317,8 @@ def _judge(found: Sequence[tuple[Cell, list[float]]]) -> dict[str, Any]:
             cells = [shown(apart_of[mark]) if apart_of else "" for mark in judged]
             rows.append([family, method, str(len(studies)), *(f"{mean:.2f}" for mean in means), *cells])
     rows.sort(key=lambda row: row[0])
-    header = ["family", "method", "studies", *(f"after {mark:g}" for mark in MARKS)]
-    header += [f"minus default, after {mark:g} (95 %)" for mark in JUDGED]
+    header = ["family", "method", "studies", *(f"after {mark:g}" for mark in marks)]
+    header += [f"minus default, after {marks[mark]:g} (95 %)" for mark in judged]
     return {"summary": summary, "detail": detail, "table": {"header": header, "rows": rows}}
 
 

@@ -60,7 +60,6 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "format": {
             "torch": "trainwright.checkpoint.tools.formats.torch_zip:TorchZip",
             "safetensors": "trainwright.checkpoint.tools.formats.safetensors:SafeTensors",
-            "dcp": "trainwright.checkpoint.tools.formats.dcp:Dcp",
         },
         "combination": {
             "weighted": f"{_RULES}:WeightedMean",

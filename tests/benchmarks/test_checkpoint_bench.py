@@ -76,7 +76,7 @@ class TestBench:
 
         monkeypatch.setattr(type(FORMATS["safetensors"]), "_write", missing)
         found = bench(state, directory=tmp_path, repeats=1)
-        assert [one.name for one in found.rows] == ["torch", "dcp", "Manager sync", "Manager thread"]
+        assert [one.name for one in found.rows] == ["torch", "Manager sync", "Manager thread"]
         assert found.skipped == {"safetensors": 'safetensors needs safetensors: pip install ".[torch]"'}
 
     def test_no_room(self, state, tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ class TestConvert:
         (tmp_path / "there").touch()
         TorchZip().write(tmp_path / "one.pt", STATE)
         with pytest.raises(CheckpointFormatError, match=r"there, which exists; allowed: a path where nothing is"):
-            convert(tmp_path / "one.pt", tmp_path / "there", "dcp")
+            convert(tmp_path / "one.pt", tmp_path / "there", "safetensors")
         with pytest.raises(CheckpointFormatError, match="got 'zarr'; allowed: torch"):
             convert(tmp_path / "one.pt", tmp_path / "two", "zarr")
         with pytest.raises(CheckpointSpaceError, match="no such file or directory; give another path"):

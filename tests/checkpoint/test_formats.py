@@ -1,6 +1,5 @@
 """The formats that ship with the package pass the conformance class; files of other programs are read too."""
 
-import pickle
 import random
 import shutil
 import sys
@@ -10,9 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 
-from trainwright.checkpoint.tools.formats.dcp import Dcp
 from trainwright.checkpoint.tools.formats.format import FORMATS, equal_bits, format_named, format_of
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
 from trainwright.checkpoint.tools.formats.torch_zip import TorchZip
@@ -39,21 +36,8 @@ class TestSafeTensors(FormatConformance):
         return SafeTensors()
 
 
-class TestDcp(FormatConformance):
-    many = 500
-
-    def make(self):
-        return Dcp()
-
-    def hide_pickles(self, folder, payload):
-        Dcp().write(folder / "hidden", {"x": torch.ones(2)})
-        metadata = pickle.loads((folder / "hidden" / ".metadata").read_bytes())
-        place = next(iter(metadata.storage_data.values()))
-        (folder / "hidden" / place.relative_path).write_bytes(b"\0" * place.offset + payload())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [TestTorchZip, TestDcp])
+@pytest.mark.parametrize("kind", [TestTorchZip, TestSafeTensors])
 def test_ten_thousand_tensors(kind):
     checks = kind()
     checks.many = FormatConformance.many
@@ -61,7 +45,7 @@ def test_ten_thousand_tensors(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [TestTorchZip, TestSafeTensors, TestDcp])
+@pytest.mark.parametrize("kind", [TestTorchZip, TestSafeTensors])
 def test_more_than_two_gib(kind, tmp_path):
     size = (1 << 31) + (1 << 20)
     large = torch.arange(size // 8, dtype=torch.int64)
@@ -73,7 +57,7 @@ def test_more_than_two_gib(kind, tmp_path):
 
 
 def test_names_of_formats(tmp_path):
-    assert set(FORMATS) == {"torch", "safetensors", "dcp"}
+    assert set(FORMATS) == {"torch", "safetensors"}
     with pytest.raises(
         CheckpointFormatError, match=r"got 'safetensor'; allowed: torch, .* \(did you mean 'safetensors'"
     ):
@@ -126,19 +110,6 @@ class TestFilesOfOthers:
         found = safetensors.torch.load_file(tmp_path / "ours")
         assert all(equal_bits(found[name], tensor) for name, tensor in STATE.items())
 
-    def test_dcp(self, tmp_path):
-        """DCP itself reads our folders; of its own, values that are no tensors become metadata."""
-        Dcp().write(tmp_path / "ours", STATE)
-        target = {name: torch.empty_like(tensor) for name, tensor in STATE.items()}
-        with pytest.warns(UserWarning, match="single process"):
-            dcp.load(target, checkpoint_id=tmp_path / "ours", no_dist=True)
-        assert all(equal_bits(target[name], tensor) for name, tensor in STATE.items())
-        with pytest.warns(UserWarning, match="single process"):
-            dcp.save({"model": STATE, "epoch": 3, "path": Path("x")}, checkpoint_id=tmp_path / "theirs")
-        with Dcp().open(tmp_path / "theirs") as stored:
-            assert equal_bits(stored["model.w"], STATE["w"])
-            assert (stored.metadata, sorted(stored.lost)) == ({}, ["epoch", "path"])
-
 
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=list(FORMATS))
 def test_flipped_bits(tmp_path, kind):
@@ -164,13 +135,6 @@ def test_flipped_bits(tmp_path, kind):
             assert "\n" not in found
 
 
-def test_version_of_torch_is_kept(tmp_path):
-    """DCP promises nothing across versions, so a folder says which one wrote it."""
-    Dcp().write(tmp_path / "one", {"w": torch.ones(1)})
-    content = b"".join(file.read_bytes() for file in (tmp_path / "one").glob("*.distcp"))
-    assert f'"torch": "{torch.__version__}"'.encode() in content
-
-
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -190,8 +154,7 @@ def golden_state():
 def write_golden():
     """Write the files into this folder; to be done for a version of torch that is not there yet."""
     for kind in FORMATS.values():
-        version = f"-torch-{torch.__version__.split('+')[0]}" if kind.name == "dcp" else ""
-        kind.write(Path(f"golden{version}{kind.suffix}"), golden_state(), {"note": "ä"})
+        kind.write(Path(f"golden{kind.suffix}"), golden_state(), {"note": "ä"})
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)

@@ -11,7 +11,6 @@ from torch import nn
 
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.policy.save_policy import Costs, exact_interval, plan_saves
-from trainwright.checkpoint.tools.formats.format import FORMATS
 from trainwright.checkpoint.tools.proof import Proof
 from trainwright.cli.formatting import seconds, size
 from trainwright.cli.inputs import call_function
@@ -190,7 +189,7 @@ class TestInspect:
             ["inspect", name],
             ["verify", name],
             ["diff", name, name],
-            ["convert", name, "x", "--to", "dcp"],
+            ["convert", name, "x", "--to", "safetensors"],
         ):
             said = checkpoint(*command)
             assert (said.status, said.out, len(said.err.splitlines())) == (2, "", 1)
@@ -245,28 +244,27 @@ class TestDiff:
 
 class TestConvert:
     def test_there_and_back(self, checkpoint, weights):
-        assert checkpoint("convert", weights[0], "a.dcp", "--to", "dcp").status == 0
-        said = checkpoint("convert", "a.dcp", "back.safetensors", "--to", "safetensors", "--json")
+        assert checkpoint("convert", weights[0], "a.safetensors", "--to", "safetensors").status == 0
+        said = checkpoint("convert", "a.safetensors", "back.pt", "--to", "torch", "--json")
         assert (said.status, last_line(said)["tensors"]) == (0, 2)
-        assert checkpoint("diff", weights[0], "back.safetensors").status == 0
+        assert checkpoint("diff", weights[0], "back.pt").status == 0
 
     def test_what_would_be_lost(self, checkpoint, tmp_path, monkeypatch):
         """Exit 1, nothing written; with --allow-lossy what is left out is named."""
         monkeypatch.chdir(tmp_path)
         torch.save({"w": torch.zeros(2), "f": torch.zeros(2, dtype=torch.complex128)}, "a.pt")
-        monkeypatch.setattr(type(FORMATS["dcp"]), "dtypes", frozenset({"float32"}))
-        said = checkpoint("convert", "a.pt", "a.dcp", "--to", "dcp")
-        assert (said.status, said.out, Path("a.dcp").exists()) == (1, "", False)
+        said = checkpoint("convert", "a.pt", "a.safetensors", "--to", "safetensors")
+        assert (said.status, said.out, Path("a.safetensors").exists()) == (1, "", False)
         assert "cannot hold 'f' (complex128); leave it out with allow_lossy (--allow-lossy)" in said.err
-        said = checkpoint("convert", "a.pt", "a.dcp", "--to", "dcp", "--allow-lossy")
+        said = checkpoint("convert", "a.pt", "a.safetensors", "--to", "safetensors", "--allow-lossy")
         assert (said.status, said.out.splitlines()[-1]) == (0, "left out: f")
 
     @pytest.mark.parametrize(
         ("source", "to", "sentence"),
         [
-            ("code.pt", "dcp", "whose pickle asks for code to be executed"),
-            ("a.pt", "dcpp", "got 'dcpp'; allowed: torch, safetensors, dcp (did you mean 'dcp'?)"),
-            ("b.pt", "dcp", "got b.pt, which exists"),
+            ("code.pt", "safetensors", "whose pickle asks for code to be executed"),
+            ("a.pt", "torhc", "got 'torhc'; allowed: torch, safetensors (did you mean 'torch'?)"),
+            ("b.pt", "safetensors", "got b.pt, which exists"),
         ],
     )
     def test_refusals(self, checkpoint, weights, source, to, sentence):

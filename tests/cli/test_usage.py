@@ -73,7 +73,7 @@ def test_nothing_given_is_answered_by_the_help(trainwright):
         "checkpoint verify {}.pt",
         "checkpoint verify-resume {}.py --steps 2",
         "checkpoint diff {}.pt {}.pt",
-        "checkpoint convert {}.pt out.dcp --to dcp",
+        "checkpoint convert {}.pt out.safetensors --to safetensors",
         "plan {}.json --batch 4",
         "plan none.json --batch 4 --cluster {}.toml",
         "plan none.json --batch 4 --cluster {}.yaml",

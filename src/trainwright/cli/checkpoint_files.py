@@ -78,7 +78,7 @@ def convert(
     target: Annotated[Path, typer.Argument(help="Where to write; nothing may be there.")],
     *,
     to: Annotated[
-        str, typer.Option(help="torch, safetensors, dcp; or manager, of a torch.save file or a Hugging Face folder.")
+        str, typer.Option(help="torch, safetensors; or manager, of a torch.save file or a Hugging Face folder.")
     ],
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
 ) -> Result:

@@ -139,52 +139,45 @@ class _Compiler:
             case ast.Constant():
                 return self._compile_constant(node.value)
             case ast.Name():
-                return self._compile_name(node.id)
+                kind = self.kinds[node.id]
+                # int64 would overflow in products; float64 is exact up to 2^53.
+                column = Term(kind, lambda env: env[node.id])
+                return _apply(kind, _as_floats, column) if kind == "int" else column
             case ast.BoolOp():
-                parts = [self._compile_condition(value).evaluate for value in node.values]
                 join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-                return Term("bool", lambda env: reduce(join, [part(env) for part in parts]))
+                return _join("bool", join, [self._compile_condition(value) for value in node.values])
             case ast.UnaryOp(op=ast.Not()):
-                inner = self._compile_condition(node.operand).evaluate
-                return Term("bool", lambda env: np.logical_not(inner(env)))
+                return _apply("bool", np.logical_not, self._compile_condition(node.operand))
             case ast.UnaryOp():
                 number = self._compile_number(node.operand)
                 function = np.negative if isinstance(node.op, ast.USub) else np.positive
-                return Term(_widest_kind([number]), lambda env: function(number.evaluate(env)))
+                return _apply(_widest_kind([number]), function, number)
             case ast.BinOp():
                 return self._compile_arithmetic(node)
             case ast.Compare():
-                return self._compile_comparison(node)
+                # A chain such as a < b < c holds where all pairs of neighbours do.
+                pairs = zip([node.left, *node.comparators], node.ops, node.comparators, strict=False)
+                return _join("bool", np.logical_and, [self._compile_comparison(*pair) for pair in pairs])
             case ast.Call(func=ast.Name(id=name)):
                 return self._compile_call(name, node.args)
         raise SpaceError(f"{self.owner}: {ast.unparse(node)!r} is not allowed; allowed: {ALLOWED}")
 
     def _compile_constant(self, value: Any) -> Term:
-        if isinstance(value, bool):
-            return Term("bool", lambda _: value)
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             try:
                 number = float(value)
             except OverflowError:
                 raise SpaceError(f"{self.owner}: {str(value)[:10]}... is too large a number") from None
             return Term("int" if isinstance(value, int) else "float", lambda _: number)
-        return Term("text" if isinstance(value, str) else "any", lambda _: value)
-
-    def _compile_name(self, name: str) -> Term:
-        kind = self.kinds[name]
-        # int64 would overflow in products; float64 is exact up to 2^53.
-        if kind == "int":
-            return Term(kind, lambda env: np.asarray(env[name], dtype=np.float64))
-        return Term(kind, lambda env: env[name])
+        kinds: dict[type, Kind] = {bool: "bool", str: "text"}
+        return Term(kinds.get(type(value), "any"), lambda _: value)
 
     def _compile_number(self, node: ast.expr) -> Term:
         term = self.term(node)
-        # True and False count as 1 and 0 in arithmetic, as in Python.
-        if term.kind == "bool":
-            return Term("bool", lambda env: np.asarray(term.evaluate(env), dtype=np.float64))
         if term.kind not in NUMERIC:
             raise SpaceError(f"{self.owner}: {ast.unparse(node)} is no number, so it can only be compared by == != in")
-        return term
+        # True and False count as 1 and 0 in arithmetic, as in Python.
+        return _apply("bool", _as_floats, term) if term.kind == "bool" else term
 
     def _compile_condition(self, node: ast.expr) -> Term:
         term = self.term(node)
@@ -193,61 +186,36 @@ class _Compiler:
         return term
 
     def _compile_arithmetic(self, node: ast.BinOp) -> Term:
-        left, right, function = (
-            self._compile_number(node.left),
-            self._compile_number(node.right),
-            _ARITHMETIC[type(node.op)],
-        )
-        kind = _widest_kind([left, right])
+        terms = [self._compile_number(node.left), self._compile_number(node.right)]
+        kind = _widest_kind(terms)
         # 2 ** -1 is no whole number: the kind stays int only for a literal exponent.
         whole_power = isinstance(node.right, ast.Constant)  # a sign in front makes it no plain constant
         if isinstance(node.op, ast.Div) or (isinstance(node.op, ast.Pow) and not whole_power):
             kind = "float"
-        return Term(kind, lambda env: function(left.evaluate(env), right.evaluate(env)))
+        return _apply(kind, _ARITHMETIC[type(node.op)], *terms)
 
-    def _compile_comparison(self, node: ast.Compare) -> Term:
-        parts = []
-        # A chain such as a < b < c holds where all pairs of neighbours do.
-        for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
-            if isinstance(op, ast.In | ast.NotIn):
-                parts.append(self._compile_membership(left, right, negated=isinstance(op, ast.NotIn)))
-            elif isinstance(op, ast.Eq | ast.NotEq):
-                parts.append(self._compile_equality(left, right, negated=isinstance(op, ast.NotEq)))
-            else:
-                parts.append(self._compile_order(left, op, right))
-        return Term(
-            "bool", parts[0] if len(parts) == 1 else lambda env: reduce(np.logical_and, [p(env) for p in parts])
-        )
+    def _compile_comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Term:
+        negated = isinstance(op, ast.NotIn | ast.NotEq)
+        if isinstance(op, ast.In | ast.NotIn):
+            if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
+                raise SpaceError(f"{self.owner}: 'in' needs a list of values on its right, such as in (1, 2)")
+            found = _join("bool", np.logical_or, [self._compile_equality(left, element) for element in right.elts])
+        elif isinstance(op, ast.Eq | ast.NotEq):
+            found = self._compile_equality(left, right)
+        else:
+            return _apply("bool", _ORDER[type(op)], self._compile_number(left), self._compile_number(right))
+        return _apply("bool", np.logical_not, found) if negated else found
 
-    def _compile_order(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Callable[[Environment], Any]:
-        first, second, function = (
-            self._compile_number(left).evaluate,
-            self._compile_number(right).evaluate,
-            _ORDER[type(op)],
-        )
-        return lambda env: function(first(env), second(env))
-
-    def _compile_equality(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
-        first, second = self.term(left), self.term(right)
+    def _compile_equality(self, left: ast.expr, right: ast.expr) -> Term:
+        terms = self.term(left), self.term(right)
         # Number and text are never equal: most likely a typing mistake, so it is refused.
-        kinds = {"number" if term.kind in NUMERIC else term.kind for term in (first, second)}
+        kinds = {"number" if term.kind in NUMERIC else term.kind for term in terms}
         if kinds == {"number", "text"}:
             raise SpaceError(
                 f"{self.owner}: {ast.unparse(left)} and {ast.unparse(right)} are number and text, never equal"
             )
         # numpy cannot compare arrays of mixed objects element by element with tuples in them.
-        function = _same_object if "any" in kinds else np.equal
-        if negated:
-            return lambda env: np.logical_not(function(first.evaluate(env), second.evaluate(env)))
-        return lambda env: function(first.evaluate(env), second.evaluate(env))
-
-    def _compile_membership(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
-        if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
-            raise SpaceError(f"{self.owner}: 'in' needs a list of values on its right, such as in (1, 2)")
-        parts = [self._compile_equality(left, element, negated=negated) for element in right.elts]
-        # A value is not in a list if it differs from each of its values.
-        join = np.logical_and if negated else np.logical_or
-        return lambda env: reduce(join, [part(env) for part in parts])
+        return _apply("bool", _same_object if "any" in kinds else np.equal, *terms)
 
     def _compile_call(self, name: str, arguments: Sequence[ast.expr]) -> Term:
         least, most = (2, 100) if name in ("min", "max") else (1, 1)
@@ -256,9 +224,24 @@ class _Compiler:
         terms = [self._compile_number(argument) for argument in arguments]
         function, kind = _FUNCTIONS[name]
         if least == 2:
-            return Term(_widest_kind(terms), lambda env: reduce(function, [term.evaluate(env) for term in terms]))
-        inner = terms[0].evaluate
-        return Term(kind or _widest_kind(terms), lambda env: function(inner(env)))
+            return _join(_widest_kind(terms), function, terms)
+        return _apply(kind or _widest_kind(terms), function, *terms)
+
+
+def _apply(kind: Kind, function: Callable[..., Any], *terms: Term) -> Term:
+    """Return the term of a function of the values of others."""
+    parts = [term.evaluate for term in terms]
+    return Term(kind, lambda env: function(*[part(env) for part in parts]))
+
+
+def _join(kind: Kind, function: Callable[[Any, Any], Any], terms: Sequence[Term]) -> Term:
+    """Return the term of a function of two that joins the values of several, one after the other."""
+    parts = [term.evaluate for term in terms]
+    return Term(kind, lambda env: reduce(function, [part(env) for part in parts]))
+
+
+def _as_floats(values: Any) -> Any:
+    return np.asarray(values, dtype=np.float64)
 
 
 _compare_objects = np.frompyfunc(operator.eq, 2, 1)

@@ -241,8 +241,6 @@ class FormatConformance(ABC):
             (folder / "bare").write_bytes(pickle.dumps(_Payload(mark)))
             torch.save({"x": _Payload(mark)}, folder / "torch")
             np.savez(folder / "array.npz", x=np.array([_Payload(mark)], dtype=object))
-            FORMATS["dcp"].write(folder / "dcp", {"x": torch.ones(2)})
-            (folder / "dcp" / ".metadata").write_bytes(pickle.dumps(_Payload(mark)))
             self.hide_pickles(folder, lambda: pickle.dumps(_Payload(mark), protocol=2))
             for path in sorted(folder.iterdir()):
                 with _refused(CheckpointError):
