@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from trainwright.ledger import Objective, State, Status, TrialState
 from trainwright.ledger.objectives import Outcome
-from trainwright.ledger.rows import final_metrics
 from trainwright.ledger.writers import state_counts
-from trainwright.pareto import non_dominated
+from trainwright.study.results import Results
 
 __all__ = ["Clock", "Overview"]
 
@@ -29,33 +28,28 @@ class Overview:
         self.under_way = under_way or {}
         self.objectives: tuple[Objective, ...] = state.objectives
         self.trials: list[TrialState] = [state.trials[number] for number in sorted(state.trials)]
-        shape = len(self.trials), len(self.objectives)
-        finals = self._finals = [final_metrics(trial) for trial in self.trials]
-        # In the user's direction; NaN without a result.
-        self.values = np.array(
-            [[metrics.get(o.metric, math.nan) for o in self.objectives] for metrics in finals], dtype=np.float64
-        ).reshape(shape)
-        # As losses, less is better in every objective.
+        found = self._found = Results.of(state)
+        places = {trial.number: at for at, trial in enumerate(self.trials)}
+        at = self._places = np.array([places[trial.number] for trial in found.trials], dtype=np.int64)
+        # As losses, less is better in every objective; values are in the user's direction. Without a result: infinity,
+        # and NaN.
+        self.losses = np.full((len(self.trials), len(self.objectives)), np.inf)
+        self.losses[at] = found.goals
         signs = np.array([1.0 if o.direction == "min" else -1.0 for o in self.objectives])
-        self.losses = np.where(np.isfinite(self.values), self.values * signs, np.inf)
+        self.values = np.where(np.isfinite(self.losses), self.losses * signs, np.nan)
 
     @cached_property
     def results(self) -> NDArray[np.int64]:
-        """Positions of the trials with a finite result in every objective, in the order in which they ended."""
+        """Positions of the trials with a finite value of every outcome, in the order in which they ended."""
         # In the order of ending, which is what a best-so-far line goes by.
-        found = np.flatnonzero(np.isfinite(self.losses).all(axis=1)) if self.objectives else np.empty(0, np.int64)
-        return found[np.argsort([_end_time(self.trials[at]) for at in found], kind="stable")]
+        order = np.argsort([_end_time(trial) for trial in self._found.trials], kind="stable")
+        return self._places[order]
 
     @cached_property
     def within(self) -> NDArray[np.bool_]:
         """True [trials] where a result keeps every bound and every constraint."""
-        feasible: NDArray[np.bool_] = np.asarray(np.isfinite(self.losses).all(axis=1))
-        for place, objective in enumerate(self.objectives):
-            if math.isfinite(objective.limit):
-                feasible &= self.losses[:, place] <= objective.limit
-        for constraint in self.state.constraints:
-            losses = [constraint.loss(metrics.get(constraint.metric, math.nan)) for metrics in self._finals]
-            feasible &= np.array(losses, dtype=np.float64) <= constraint.limit
+        feasible = np.zeros(len(self.trials), dtype=np.bool_)
+        feasible[self._places] = self._found.feasible
         return feasible
 
     @cached_property
@@ -66,13 +60,8 @@ class Overview:
     @cached_property
     def front(self) -> NDArray[np.int64]:
         """Positions of the results that no other dominates, within the bounds if any result is, by first objective."""
-        if not len(self.results):
-            return self.results
-        # Infeasible results count only while there is no feasible one.
-        pool = self.results[self.within[self.results]]
-        pool = pool if len(pool) else self.results
-        losses = self.losses[pool]
-        front = pool[losses[:, 0] == losses.min() if len(self.objectives) == 1 else non_dominated(losses)]
+        numbers = {trial.number for trial in self._found.front()}
+        front = np.array([at for at, trial in enumerate(self.trials) if trial.number in numbers], dtype=np.int64)
         return front[np.lexsort((front, *self.losses[front].T[::-1]))]
 
     @cached_property

@@ -1,6 +1,7 @@
 """The table of trials as a window: sorted and filtered here, so that a browser holds the rows that it shows."""
 
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ MOST_ROWS = 500
 """Of one window."""
 
 _TERM = re.compile(r"^([^\s<>=!]{1,80})\s*(<=|>=|!=|<|>|=)\s*(\S{1,80})$")
-_SIGNS: dict[str, Callable[[float, float], bool]] = {
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
+_SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "!=": operator.ne,
 }
 _MOST_TERMS = 10
 
@@ -148,26 +151,21 @@ def _make_test(term: str, overview: Overview) -> Callable[[int], bool]:
         raise InputError(f"{term[:80]!r} is no filter; write NAME<VALUE, NAME=VALUE, a state, or a trial's number")
     name, sign, text = found.groups()
     value = _read_column(name, overview)
-    if sign in _SIGNS:
-        try:
-            limit = float(text)
-        except ValueError:
-            raise InputError(f"{term!r}: {text!r} is no number") from None
-        holds = _SIGNS[sign]
-
-        def compared(at: int) -> bool:
-            number_at = value(at)
-            return isinstance(number_at, int | float) and not math.isnan(number_at) and holds(float(number_at), limit)
-
-        return compared
-    wanted = sign == "="
-    return lambda at: _equals_text(value(at), text) is wanted
+    if sign not in {"=", "!="} and _as_number(text) is None:
+        raise InputError(f"{term!r}: {text!r} is no number")
+    return lambda at: _compare(value(at), sign, text)
 
 
-def _equals_text(value: Any, text: str) -> bool:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value) == float(text)
-        except ValueError:
-            return False
-    return str(value) == text
+def _compare(value: Any, sign: str, text: str) -> bool:
+    """Compare as numbers where both are; else as texts, which are equal or not."""
+    number, limit = _as_number(value), _as_number(text)
+    if number is not None and limit is not None:
+        return _SIGNS[sign](number, limit)
+    return sign in {"=", "!="} and _SIGNS[sign](str(value), text)
+
+
+def _as_number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
