@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trainwright as tw
-from trainwright.cli.workflow.stage import StageRecords
+from trainwright.cli.workflow.stage import StageOutcome, StageRecords
 from trainwright.cluster import Cluster
 from trainwright.ledger import open_ledger
 
@@ -65,7 +65,7 @@ def optuna_journal(directory, folder):
 
 
 def stages(folder, size):
-    return lambda: StageRecords(folder).write("search", {}, content={"x": "x" * size})
+    return lambda: StageRecords(folder).write("search", {}, StageOutcome(content={"x": "x" * size}))
 
 
 def converted(folder, size):

@@ -94,7 +94,7 @@ def _run_stage(stage: WorkflowStage, job: StudyJob, stages: StageRecords, *, for
     if why is None and record is not None and not force:
         if job.progress:
             print(f"\n== {stage.name}: unchanged, skipped")
-            stage.show(record.content)
+            stage.show(record["content"])
         return False
     if len(job.stages) > 1 and job.progress:
         again = f": again, {why}" if record is not None and why else ""
@@ -102,9 +102,9 @@ def _run_stage(stage: WorkflowStage, job: StudyJob, stages: StageRecords, *, for
     outcome = stage.run(job)
     # The search changes the ledger that it rests on.
     inputs = inputs if outcome.inputs is None else outcome.inputs
-    record = stages.write(stage.name, inputs or {}, outputs=outcome.outputs, content=outcome.content)
+    content = stages.write(stage.name, inputs or {}, outcome)
     if job.progress:
-        stage.show(record.content)
+        stage.show(content)
     return True
 
 
@@ -121,5 +121,5 @@ def _summary_entries(job: StudyJob, stages: StageRecords) -> dict[str, Any]:
             # A stage whose inputs are gone has nothing to tell, but must not hide what other stages did.
             continue
         if inputs is not None and stages.changed(stage.name, inputs) is None:
-            found |= record.content.get("summary", {})
+            found |= record["content"].get("summary", {})
     return found

@@ -5,8 +5,8 @@ run that was left unfinished is deleted and written anew.
 """
 
 import json
-import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,94 +35,73 @@ def export_mlflow(directory: str | Path, uri: str) -> str:
         raise MissingExtra.of("the MLflow export", "mlflow", "mlflow") from None
     finished = FinishedTrials(directory)
     try:
-        store = _Store(MlflowClient(tracking_uri=uri), uri, finished)
-        parent, known = store.find_runs()
+        client = MlflowClient(tracking_uri=uri)
+        experiment = _find_experiment(client, finished.name)
+        parent, known = _find_runs(client, experiment, finished)
         for trial in finished.trials:
             # Trials that the store has already, from an earlier export, are not written twice.
             if trial.number not in known:
-                store.write_trial(trial, parent)
+                _write_trial(client, experiment, trial, {_STUDY: finished.study_id, "mlflow.parentRunId": parent})
     except MlflowException as error:
         said = str(error).split("\n", 1)[0].split(". ", 1)[0]
         raise InputError(f"MLflow at {uri}: {said}") from error
-    return store.experiment
+    return experiment
 
 
-class _Store:
-    """The experiment of a study in an MLflow store."""
+def _find_experiment(client: Any, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage != "active":
+        raise InputError(f"MLflow: experiment {name!r} has been deleted; restore it, or remove it there")
+    return str(client.create_experiment(name) if found is None else found.experiment_id)
 
-    def __init__(self, client: Any, uri: str, finished: FinishedTrials) -> None:
-        self._client, self._uri, self._finished = client, uri, finished
-        self.experiment = self._find_experiment(finished.name)
 
-    def _find_experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
-            return str(self._client.create_experiment(name))
-        if found.lifecycle_stage != "active":
-            raise InputError(
-                f"MLflow at {self._uri}: experiment {name!r} has been deleted; restore it, or remove it there"
-            )
-        return str(found.experiment_id)
+def _find_runs(client: Any, experiment: str, finished: FinishedTrials) -> tuple[str, set[int]]:
+    """Return the study's run, made if it is not there, and the numbers of the trials that are there."""
+    parent, known, token = None, set(), None
+    while token != "":
+        page = client.search_runs([experiment], f"tags.`{_STUDY}` = '{finished.study_id}'", page_token=token)
+        for run in page:
+            number = run.data.tags.get(_TRIAL)
+            if number is None:
+                parent = run.info.run_id
+            elif run.info.status == "RUNNING":
+                client.delete_run(run.info.run_id)
+            else:
+                known.add(int(number))
+        token = page.token or ""
+    if parent is None:
+        goals = ", ".join(map(str, finished.state.objectives))
+        tags = {_STUDY: finished.study_id, "trainwright.objectives": goals}
+        parent = client.create_run(experiment, tags=tags, run_name=finished.name).info.run_id
+        client.log_param(parent, "seed", str(finished.state.seed))
+        client.set_terminated(parent)
+    return str(parent), known
 
-    def find_runs(self) -> tuple[str, set[int]]:
-        """Return the study's run, made if it is not there, and the numbers of the trials that are there."""
-        parent, known, token = None, set(), None
-        while token != "":
-            page = self._client.search_runs(
-                [self.experiment], f"tags.`{_STUDY}` = '{self._finished.study_id}'", page_token=token
-            )
-            for run in page:
-                number = run.data.tags.get(_TRIAL)
-                if number is None:
-                    parent = run.info.run_id
-                elif run.info.status == "RUNNING":
-                    self._client.delete_run(run.info.run_id)
-                else:
-                    known.add(int(number))
-            token = page.token or ""
-        return parent or self._study_run(), known
 
-    def _study_run(self) -> str:
-        state = self._finished.state
-        tags = {_STUDY: self._finished.study_id, "trainwright.objectives": ", ".join(map(str, state.objectives))}
-        run = self._client.create_run(self.experiment, tags=tags, run_name=self._finished.name)
-        self._client.log_param(run.info.run_id, "seed", str(state.seed))
-        self._client.set_terminated(run.info.run_id)
-        return str(run.info.run_id)
+def _write_trial(client: Any, experiment: str, trial: TrialState, tags: Mapping[str, str]) -> None:
+    """Write a trial as a run within the study's run."""
+    from mlflow.entities import Metric, Param
 
-    def write_trial(self, trial: TrialState, parent: str) -> None:
-        """Write a trial as a run within the study's run, `parent`."""
-        from mlflow.entities import Metric, Param
-
-        started, ended = first_start(trial), _to_milliseconds(trial.end.at) if trial.end is not None else 0
-        tags = {
-            _STUDY: self._finished.study_id,
-            _TRIAL: str(trial.number),
-            "trainwright.state": trial.status.value,
-            "mlflow.parentRunId": parent,
-        }
-        if trial.failure is not None:
-            tags["trainwright.failure"] = f"{trial.failure.kind}: {trial.failure.message}"
-        run = self._client.create_run(
-            self.experiment,
-            start_time=ended if started is None else _to_milliseconds(started),
-            tags=tags,  # with it from the start: a run that is left half written is found again
-            run_name=f"trial-{trial.number:06d}",
-        ).info.run_id
-        params = [Param(_metric_key(name), _param_text(value)) for name, value in trial.params.items()]
-        metrics = [
-            Metric(_metric_key(name), value, _to_milliseconds(at), epoch)
-            for at, epoch, values in metric_points(trial)
-            for name, value in values.items()
-        ]
-        chunks = max(math.ceil(len(params) / _MOST_PARAMS), math.ceil(len(metrics) / _MOST_METRICS))
-        for i in range(chunks):  # mostly one, which is one transaction
-            self._client.log_batch(
-                run,
-                metrics=metrics[i * _MOST_METRICS : (i + 1) * _MOST_METRICS],
-                params=params[i * _MOST_PARAMS : (i + 1) * _MOST_PARAMS],
-            )
-        self._client.set_terminated(run, status=_STATUS[trial.status], end_time=ended)
+    started, ended = first_start(trial), _to_milliseconds(trial.end.at) if trial.end is not None else 0
+    failure = {} if trial.failure is None else {"trainwright.failure": f"{trial.failure.kind}: {trial.failure.message}"}
+    run = client.create_run(
+        experiment,
+        start_time=ended if started is None else _to_milliseconds(started),
+        # With its tags from the start, a run that is left half written is found again.
+        tags={**tags, _TRIAL: str(trial.number), "trainwright.state": trial.status.value, **failure},
+        run_name=f"trial-{trial.number:06d}",
+    ).info.run_id
+    params = [Param(_metric_key(name), _param_text(value)) for name, value in trial.params.items()]
+    metrics = [
+        Metric(_metric_key(name), value, _to_milliseconds(at), epoch)
+        for at, epoch, values in metric_points(trial)
+        for name, value in values.items()
+    ]
+    for at in range(0, len(params), _MOST_PARAMS):
+        client.log_batch(run, params=params[at : at + _MOST_PARAMS])
+    for at in range(0, len(metrics), _MOST_METRICS):
+        client.log_batch(run, metrics=metrics[at : at + _MOST_METRICS])
+    client.set_terminated(run, status=_STATUS[trial.status], end_time=ended)
 
 
 def _metric_key(name: str) -> str:

@@ -59,7 +59,7 @@ class SearchStage(Settings):
     def _earlier_code(self, job: StudyJob) -> bool:
         # A changed training function is no error: earlier results stay, new trials use the new code.
         record, inputs = StageRecords(job.folder).read(self.name), self.inputs(job)
-        return record is not None and inputs is not None and record.inputs.get(_CODE) != digest_of(inputs[_CODE])
+        return record is not None and inputs is not None and record["inputs"].get(_CODE) != digest_of(inputs[_CODE])
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print how many results there are."""

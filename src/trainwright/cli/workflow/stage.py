@@ -9,15 +9,14 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from trainwright.engine.function_reference import load_function
-from trainwright.errors import InputError, StudyError
-from trainwright.files import plain
+from trainwright.errors import InputError
+from trainwright.files import plain, write_text
 from trainwright.ledger import State, open_ledger, state_of
-from trainwright.publishing import write_file
 from trainwright.settings import Settings, settings_of
 from trainwright.study import Study
 from trainwright.validators import instance_of
@@ -27,7 +26,6 @@ __all__ = [
     "EXPORT",
     "PLACEMENT",
     "StageOutcome",
-    "StageRecord",
     "StageRecords",
     "StudyJob",
     "WorkflowStage",
@@ -144,26 +142,17 @@ def read_source(function: str, what: str) -> str | None:
     return read_text_of(getattr(sys.modules[function.partition(":")[0]], "__file__", None))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageRecord:
-    """One finished stage."""
-
-    inputs: Mapping[str, str]  # name of an input → digest
-    outputs: Mapping[str, str] = field(default_factory=dict)  # path of a file below the study's folder → digest
-    content: Mapping[str, Any] = field(default_factory=dict)  # what the stage said, as JSON
-
-
 @dataclass(frozen=True, slots=True)
 class StageRecords:
     """The records of the stages of the study in `directory`."""
 
     directory: Path
 
-    def read(self, name: str) -> StageRecord | None:
-        """Return the record of a stage; None if it never ended, or if its record cannot be read."""
+    def read(self, name: str) -> Mapping[str, Any] | None:
+        """Return the record of a stage: `inputs`, `outputs` (digests by name) and `content`; None if it never ended."""
         try:
             record = json.loads((self.directory / _FOLDER / f"{name}.json").read_bytes())
-            return StageRecord(inputs=record["inputs"], outputs=record["outputs"], content=record["content"])
+            return {part: dict(record[part]) for part in ("inputs", "outputs", "content")}
         except (OSError, ValueError, TypeError, KeyError):
             # A record that cannot be read is none: the stage runs again.
             return None
@@ -173,33 +162,26 @@ class StageRecords:
         record = self.read(name)
         if record is None:
             return "not done yet"
-        # Digests are compared, so that a record stays small whatever a stage rests on.
-        now = _digest_inputs(inputs)
-        differing = sorted(key for key in {*now, *record.inputs} if now.get(key) != record.inputs.get(key))
+        now, before = _digest_inputs(inputs), record["inputs"]
+        differing = sorted(key for key in {*now, *before} if now.get(key) != before.get(key))
         if differing:
             return f"{', '.join(differing)} changed"
         # A file that was removed or edited since is made again.
-        for path, digest in record.outputs.items():
+        for path, digest in record["outputs"].items():
             if _file_digest(self.directory / path) != digest:
                 return f"{path} is missing or was changed"
         return None
 
-    def write(
-        self, name: str, inputs: Mapping[str, Any], *, outputs: tuple[str, ...] = (), content: Mapping[str, Any]
-    ) -> StageRecord:
-        """Record that a stage has ended; `outputs` are the files that it wrote, relative to the study's folder."""
-        record = StageRecord(
-            inputs=_digest_inputs(inputs),
-            outputs={path: _file_digest(self.directory / path) or "" for path in outputs},
-            content=plain(content),
-        )
+    def write(self, name: str, inputs: Mapping[str, Any], outcome: StageOutcome) -> Mapping[str, Any]:
+        """Record that a stage has ended, and return what it said, as JSON has it."""
+        content: Mapping[str, Any] = plain(outcome.content)
+        outputs = {path: _file_digest(self.directory / path) or "" for path in outcome.outputs}
+        # Digests are compared, so that a record stays small whatever a stage rests on.
+        record = {"inputs": _digest_inputs(inputs), "outputs": outputs, "content": content}
         path = self.directory / _FOLDER / f"{name}.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, json.dumps(asdict(record), indent=1, allow_nan=False, default=str))
-        except OSError as error:
-            raise StudyError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
-        return record
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "record of a stage", json.dumps(record, indent=1, allow_nan=False, default=str))
+        return content
 
 
 def digest_of(value: Any) -> str:

@@ -25,6 +25,7 @@ GIVES = {
     "mlflow": "export to MLflow",
     "wandb": "export to Weights & Biases",
     "hydra": "Hydra's sweeps as studies",
+    "submitit": "jobs of submitit's executors that work on a study",
     "lightning": "the callback of Lightning's Trainer",
     "transformers": "the callback of Hugging Face's Trainer",
     "accelerate": "trials that are prepared by accelerate",
