@@ -54,6 +54,9 @@ def test_from_the_list_to_a_trial_and_its_log(page):
     assert painted(page, "canvas")
     page.click("nav >> text=Trials")
     page.wait_for_selector("tbody a")
+    # Nothing lies above what is to be clicked.
+    for selector in ("#filter", "text=Best first"):
+        page.click(selector, timeout=2000)
     page.fill("#filter", "failed")
     page.wait_for_selector("text=1 of 14 trials")
     page.click("tbody a")

@@ -11,7 +11,7 @@ The command gets the options that were given on the command line, by field name,
 import inspect
 import json as json_module
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -142,7 +142,7 @@ def options_of(settings: type, *only: str, **names: str) -> Callable[[Command], 
 def _make_parameter(field: Setting, words: str | None) -> inspect.Parameter:
     # `int | None` becomes an option of int; whether it was given says the rest.
     kinds = [kind for kind in get_args(field.type) if kind is not type(None)] or [field.type]
-    default = "" if field.default in (None, False) else f" [{field.default}]"
+    default = "" if field.default in (None, False, MISSING) else f" [{field.default}]"
     help_text = f"{field.help[:1].upper()}{field.help[1:]}{default}."
     option = typer.Option(words or f"--{field.name.replace('_', '-')}", help=help_text)
     return inspect.Parameter(

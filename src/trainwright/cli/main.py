@@ -20,18 +20,18 @@ __all__ = ["COMMANDS", "build_app", "main"]
 _UsageError: Any = typer.BadParameter.__base__  # typer keeps it under names that change with its versions
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "run": ("trainwright.cli.run", "Run a study file, all its stages, or go on with it."),
+    "run": ("trainwright.cli.run", "Run a study file with all its stages, or resume it."),
     "worker": ("trainwright.cli.worker", "Work on a study from anywhere that sees its ledger."),
     "submit": ("trainwright.cli.submit", "Submit batch jobs that work on a study until it is done."),
-    "status": ("trainwright.cli.status", "Show how a study stands, or what became of a trial."),
+    "status": ("trainwright.cli.status", "Show the state of a study, or of one trial."),
     "report": ("trainwright.cli.export", "Write the report of a study as one self-contained HTML file."),
     "figure": ("trainwright.cli.figure", "Draw a figure of a study for a paper."),
     "ui": ("trainwright.cli.ui", "Show studies in a browser as they run."),
     "export": ("trainwright.cli.export", "Write the trials of a study for other tools."),
     "ensemble": ("trainwright.cli.ensemble", "Select an ensemble from the models of a study."),
-    "simulate": ("trainwright.cli.simulate", "Forecast a study on a cluster that is simulated."),
-    "demo": ("trainwright.cli.demo", "See in two minutes what it is worth, on images of digits."),
-    "doctor": ("trainwright.cli.doctor", "Tell what is installed and here, and what is missing."),
+    "simulate": ("trainwright.cli.simulate", "Forecast a study on a simulated cluster."),
+    "demo": ("trainwright.cli.demo", "Search, choose and serve an ensemble of digits in two minutes."),
+    "doctor": ("trainwright.cli.doctor", "Check what is installed, and what is missing."),
     "checkpoint": ("trainwright.cli.checkpoint", "Look at checkpoints, verify and compare them."),
     "plan": ("trainwright.cli.plan", "Predict the parallel strategies of a model."),
     "memory": ("trainwright.cli.memory", "Train within a memory budget."),

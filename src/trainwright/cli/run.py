@@ -32,7 +32,7 @@ def run(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing while it runs.")] = False,
 ) -> Result:
-    """Run a study, or go on with it, and the further stages of its file; what is done and unchanged is skipped."""
+    """Run or resume a study and the further stages of its file; what is done and unchanged is skipped."""
     job = read_job(file, directory=directory, workers=workers)
     where = [] if directory is None else ["--directory", str(directory)]
     job.command = ("trainwright", "run", str(file), *where)

@@ -671,7 +671,7 @@ export const draw = (place, figure, options = {}) => {
   place.style.minWidth = figure.least_width ? `${figure.least_width}px` : "";
   const chart = new Chart(place, options);
   const tools = document.createElement("div");
-  tools.className = "tools";
+  tools.className = "figure-tools";
   const width = element("select", "save", tools);
   width.setAttribute("aria-label", "Width of the SVG file");
   for (const mm of WIDTHS) width.add(new Option(`${mm} mm`, mm, mm === WIDTHS[WIDTHS.length - 1]));
