@@ -1,9 +1,8 @@
-"""Look at a study: its report as one HTML file, its trials as tables, and for Optuna's tools."""
+"""Look at a study: its report as one HTML file, and its trials as a table."""
 
 import math
 
 import trainwright as tw
-from trainwright.integrations.optuna.journal import export_optuna_journal
 from trainwright.report import export_csv, write_report
 
 
@@ -20,4 +19,3 @@ if __name__ == "__main__":
     study.close()
     print(write_report("runs/report"))
     print(export_csv("runs/report", "trials.csv"))
-    print(export_optuna_journal("runs/report", "trials.log"))
