@@ -38,13 +38,10 @@ def export_tensorboard(directory: str | Path, path: str | Path) -> Path:
     finished = FinishedTrials(directory)
     logs = folder(directory, path)
     suffix = f".trainwright-{finished.study_id}"
+    _refuse_foreign(logs, suffix)
     parameters = Space.from_json(finished.state.space or {}).parameters
     for trial in finished.trials:
         run = logs / f"trial-{trial.number:06d}"
-        try:
-            run.mkdir(exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot write to {run}: {(error.strerror or str(error)).lower()}") from error
         _write_run(run, suffix, _start_time(trial), _make_events(trial, parameters))
     return logs
 
@@ -61,15 +58,20 @@ def _write_run(run: Path, suffix: str, started: float, events: Iterable[Any]) ->
         records.write(event.SerializeToString(deterministic=True))
     path = run / f"events.out.tfevents.{int(started)}{suffix}"
     try:
-        others = [file.name for file in run.glob("*tfevents*") if not file.name.endswith(suffix)]
-        if others:
-            raise InputError(
-                f"cannot write to {run}: it holds {others[0]}, which is not of this study; choose another folder"
-            )
+        run.mkdir(exist_ok=True)
+        _refuse_foreign(run, suffix)
         if not path.exists() or path.read_bytes() != content.getvalue():
             write_file(path, content.getvalue())
     except OSError as error:
         raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _refuse_foreign(run: Path, suffix: str) -> None:
+    others = [file.name for file in run.glob("*tfevents*") if not file.name.endswith(suffix)]
+    if others:
+        raise InputError(
+            f"cannot write to {run}: it holds {others[0]}, which is not of this study; choose another folder"
+        )
 
 
 def _start_time(trial: TrialState) -> float:
