@@ -1,4 +1,4 @@
-"""A searcher of your own: every other proposal is a step from the best one so far, the rest are random."""
+"""A searcher of your own: every other proposal is a step from the best so far, the others are random."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
