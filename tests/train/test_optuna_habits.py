@@ -115,8 +115,8 @@ def test_what_is_meant_is_named():
             run(call)
         return str(caught.value)
 
-    assert "tw.Space(x=tw.Float(0, 1))" in said(lambda trial: trial.suggest_float("lr", 0, 1))
-    assert "use trial.note" in said(lambda trial: trial.set_user_attr("model", "a"))
+    assert "values are in trial.params" in said(lambda trial: trial.suggest_float("lr", 0, 1))
+    assert "number, params, prepare" in said(lambda trial: trial.set_user_attr("model", "a"))
     assert "did you mean 'params'" in said(lambda trial: trial.prams)
     sentence = said(lambda trial: trial.report(0.5, 1))
     assert sentence.startswith("trial.report: got 0.5 without a name; give trial.report(loss=...), with epoch= if")

@@ -173,18 +173,10 @@ def test_the_space_is_found_by_dry_runs():
     assert tw.from_optuna(growing).space() == space
 
 
-def test_a_name_that_no_dry_run_saw_is_drawn_from_its_range(tmp_path):
-    """The same in every run of the trial, and noted; refused unless it is asked for, even in a worker process."""
-    train = tw.from_optuna(growing, unseen="draw")
-    with tw.Study(train.space(draws=1), "min loss", directory=tmp_path / "study") as study:
-        study.run(train, trials=12, engine=tw.Local(workers=1), progress=False)
-        assert study.state.counts["complete"] == 12
-        noted = {(trial, name): value for trial, name, value in study.state.notes.values() if trial is not None}
-    names = {name.removeprefix("drawn ") for _, name in noted}
-    assert names
-    assert not names & set(study.space.parameters)
-    assert all(name.startswith("drawn ") for _, name in noted)
-    failures = [trial.failure for trial in run(growing, 4, train.space(draws=1)).trials if trial.failure is not None]
+def test_a_name_that_no_dry_run_saw_fails_the_trial():
+    """With what to add to the space."""
+    space = tw.from_optuna(growing).space(draws=1)
+    failures = [trial.failure for trial in run(growing, 4, space).trials if trial.failure is not None]
     assert all("is not among the values of this trial" in failure.message for failure in failures)
     assert failures
 
@@ -216,8 +208,6 @@ def test_dry_runs_that_go_wrong():
         tw.from_optuna(two_ranges).space()
     with pytest.raises(TrialError, match="draws: got 0; allowed"):
         tw.from_optuna(growing).space(draws=0)
-    with pytest.raises(TrialError, match="unseen: got 'grow'; allowed: 'refuse', 'draw'"):
-        tw.from_optuna(growing, unseen="grow")
 
 
 def test_workers_find_the_objective_by_its_name(tmp_path):

@@ -11,8 +11,7 @@ import torch
 from trainwright.errors import CheckpointMismatchError, TrialError
 from trainwright.ledger import facts
 from trainwright.train import Trial, TrialEnd, seed_all
-from trainwright.train.assignment import Assignment
-from trainwright.train.metric_values import as_number
+from trainwright.train.assignment import Assignment, as_number
 
 
 class Channel:

@@ -53,13 +53,13 @@ class FunctionReference:
     module: str
     name: str
     script: str | None = None
-    optuna: str | None = None  # it takes Optuna's trials; what it does with names that it does not know
+    optuna: str | None = None  # that it takes Optuna's trials
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "FunctionReference":
         """Return the reference of a function, or raise `EngineError` if its name does not lead to it."""
         if isinstance(function, OptunaObjective):
-            return replace(cls.of(function.objective), optuna=function.unseen)
+            return replace(cls.of(function.objective), optuna="objective")
         name = getattr(function, "__qualname__", None)
         module = getattr(function, "__module__", None)
         # Qualified names with <locals> or <lambda> lead nowhere from outside.
@@ -98,7 +98,7 @@ class FunctionReference:
                 f"train: {self.script or self.module} defines no {self.name!r} before its first study.run; define it "
                 "above, or put the runs under if __name__ == '__main__'"
             )
-        return found if self.optuna is None else OptunaObjective(found, self.optuna)
+        return found if self.optuna is None else OptunaObjective(found)
 
 
 def _find_name(module: ModuleType | None, name: str) -> Any:

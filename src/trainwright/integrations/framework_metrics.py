@@ -6,7 +6,7 @@ from typing import Any
 
 from trainwright.errors import TrialMisuse, closest
 from trainwright.train import Trial
-from trainwright.train.metric_values import as_number
+from trainwright.train.assignment import as_number
 
 __all__ = ["select_metrics"]
 

@@ -30,7 +30,7 @@ from trainwright.study.notes import JobNote, Searching
 from trainwright.study.projections import RuleProjection, SearchProjection, rungs_of
 from trainwright.study.simulating import Simulating
 from trainwright.study.study_log import ENQUEUED, RetryOnFullDisk, StudyLog, compare, open_study_ledger
-from trainwright.train.metric_values import as_number
+from trainwright.train.assignment import as_number
 from trainwright.validators import check, instance_of, integer, number, optional
 
 __all__ = ["Study"]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from trainwright.ledger import Record
 
-__all__ = ["Assignment", "Channel", "TrialEnd", "is_pruning"]
+__all__ = ["Assignment", "Channel", "TrialEnd", "as_number", "is_pruning"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,3 +60,13 @@ class TrialEnd(BaseException):
 def is_pruning(error: BaseException) -> bool:
     """Whether an error is Optuna's `TrialPruned`, by name, as Optuna itself need not be there."""
     return any(kind.__name__ == "TrialPruned" for kind in type(error).__mro__)
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number of any library, such as a tensor of one element, as a float; None if it is no number."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return float(value.detach() if hasattr(value, "requires_grad") else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's word for more than one element
+        return None

@@ -18,25 +18,22 @@ from trainwright.space.parameters import Parameter
 from trainwright.train.assignment import TrialEnd, is_pruning
 from trainwright.train.trial import Trial
 from trainwright.validators import check, integer
-from trainwright.validators import one_of as is_one_of
 
 __all__ = ["ObjectiveTrial", "OptunaObjective", "from_optuna"]
 
 Objective = Callable[[Any], Any]
 
 
-def from_optuna(objective: Objective, *, unseen: str = "refuse") -> "OptunaObjective":
+def from_optuna(objective: Objective) -> "OptunaObjective":
     """Return the training function of an Optuna objective: `study.run(tw.from_optuna(objective), trials=100)`.
 
-    The study's space, which its `space()` can find, says what may vary; a `suggest_` that contradicts it fails the
-    trial with a sentence. So does a name that the trial has no value of, unless `unseen="draw"`: then it is drawn from
-    its own range and noted in the ledger, unknown to the searcher. What the objective returns is the study's objective,
-    or its several objectives in their order.
+    The study's space, which its `space()` can find, says what may vary; a `suggest_` that contradicts it, or whose name
+    is not in it, fails the trial with a sentence. What the objective returns is the study's objective, or its several
+    objectives in their order.
     """
     if not callable(objective):
         raise TrialError(f"from_optuna: got {objective!r}; allowed: a function of an Optuna trial")
-    check(unseen, is_one_of("refuse", "draw"), "from_optuna: unseen", TrialError)
-    return OptunaObjective(objective, unseen)
+    return OptunaObjective(objective)
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class OptunaObjective:
     """A training function that hands an Optuna objective what it expects; an engine ships it by its objective."""
 
     objective: Objective
-    unseen: str = "refuse"
 
     def space(self, *, draws: int = 32, seed: int = 0) -> Space:
         """Return the space of what the objective suggests in `draws` dry runs, each on values drawn from their ranges.
@@ -58,7 +54,7 @@ class OptunaObjective:
 
     def __call__(self, trial: Trial) -> Any:
         """Run the objective on one trial."""
-        seen = ObjectiveTrial(trial, self.unseen)
+        seen = ObjectiveTrial(trial)
         # If the objective prunes itself, the engine sees it.
         value = self.objective(seen)
         if isinstance(value, Sequence) and not isinstance(value, str):
@@ -96,14 +92,13 @@ class _SuggestingTrial(ABC):
 class ObjectiveTrial(_SuggestingTrial):
     """A trial as an Optuna objective sees it; Optuna's steps from 0 are our epochs from 1."""
 
-    def __init__(self, trial: Trial, unseen: str = "refuse") -> None:
+    def __init__(self, trial: Trial) -> None:
         self.number = trial.number
         self.params: dict[str, Any] = {}
         """The values suggested so far."""
         self.user_attrs: dict[str, Any] = {}
         """The attributes set so far."""
         self._trial = trial
-        self._unseen = unseen
         self._first_step: int | None = None
         self._told_to_stop = False
 
@@ -158,15 +153,11 @@ class ObjectiveTrial(_SuggestingTrial):
                     f"trial {self.number}: the objective's {name}={parameter!r} does not allow {name}="
                     f"{params[name]!r}, which the study's space gave ({error}); make the two agree"
                 ) from None
-        elif self._unseen == "refuse":
+        else:
             raise TrialError(
                 f"trial {self.number}: {name!r} is not among the values of this trial ({', '.join(params)}); add "
                 f"{name}=tw.{parameter!r} to the space, or mend its when="
             )
-        else:
-            value = _draw(parameter, self._trial.seed, name)
-            if name not in self.params:
-                self._trial.note(f"drawn {name}", value)
         self.params[name] = value
         return value
 

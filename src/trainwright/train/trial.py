@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Restored, Retention
 from trainwright.checkpoint.state.differences import Effect, settle_differences
-from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute
+from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute, closest
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
-from trainwright.train.assignment import Assignment, Channel, TrialEnd
+from trainwright.train.assignment import Assignment, Channel, TrialEnd, as_number
 from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.framework_checkpoints import FrameworkCheckpoints, newest_checkpoint
 from trainwright.train.group import WAIT_SECONDS, meet
-from trainwright.train.metric_values import as_number
-from trainwright.train.other_names import instead_of
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial_checkpoints import TrialCheckpoints
@@ -157,7 +155,10 @@ class Trial:
         at = self.next_epoch if epoch is None else self._whole("epoch", epoch, least=1)
         steps = None if step is None else self._whole("step", step, least=0)
         if at <= self._reported:
-            self._warn_once(f"trial {self.number}: epoch {at} was reported before; later reports of it are ignored")
+            if not self._warned:
+                text = f"trial {self.number}: epoch {at} was reported before; later reports of it are ignored"
+                warnings.warn(text, stacklevel=2)
+            self._warned = True
             return
         if at <= self.assignment.begins_after:
             raise TrialMisuse(
@@ -197,7 +198,11 @@ class Trial:
         # Python's own questions, such as that of copy.
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnknownAttribute(f"trial.{name}: no such attribute; {instead_of(name, dir(Trial))}")
+        public = [known for known in dir(Trial) if not known.startswith("_")]
+        raise UnknownAttribute(
+            f"trial.{name}: no such attribute; a Trial has {', '.join(public)}{closest(name, public)}; values are in "
+            "trial.params, and an Optuna objective runs by tw.from_optuna"
+        )
 
     def prepare(
         self,
@@ -433,11 +438,6 @@ class Trial:
                 value = operator.index(value)
         check(value, integer(minimum=least), f"trial {self.number}: {name}", TrialError)
         return int(value)
-
-    def _warn_once(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(text, stacklevel=3)
 
     def _folder(self, name: str) -> Path:
         return self._study() / name / f"trial-{self.number:06d}"

@@ -16,9 +16,8 @@ from trainwright.engine.protocol import Died, Outcome, Raised, Returned, Stopped
 from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError, TrialMisuse
 from trainwright.ledger.trials import RaisedAt
 from trainwright.train import Trial, TrialEnd, seed_all
-from trainwright.train.assignment import Assignment, Channel, is_pruning
+from trainwright.train.assignment import Assignment, Channel, as_number, is_pruning
 from trainwright.train.group import GroupFailed, join, part
-from trainwright.train.metric_values import as_number
 
 __all__ = ["raised_at", "run_assignment", "traceback_of"]
 
