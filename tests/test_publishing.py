@@ -19,7 +19,7 @@ OTHERWISE = {  # what is written in another way, and why
     "checkpoint/tools/formats/*": "a format writes at the temporary path that `publish` gives",
     "checkpoint/tools/proof.py": "what a proof's ranks say, in a folder of its own that is removed",
     "checkpoint/tools/step_digests.py": "a proof's journal grows, in a folder of its own that is removed",
-    "engine/doctor/folder.py": "it tries what a file system can do",
+    "engine/doctor/examination.py": "it tries what a file system can do",
     "engine/process/worker.py": "a log grows",
     "ledger/directory.py": "a claim is whoever's was first, by a link or exclusive creation; a beat is only counted",
     "ledger/journal.py": "a journal only grows, and knows torn ends",

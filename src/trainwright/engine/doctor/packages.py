@@ -1,16 +1,17 @@
-"""Examine Python, the required packages, and each extra with what it would add.
+"""Check the required packages and each extra with what it would add.
 
 Each finding is a name, a state, what is told, and what would mend it.
 """
 
+import importlib.metadata
 import json
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from trainwright.engine.doctor.machine import Machine
-
-__all__ = ["GIVES", "examine_extras", "examine_packages", "imported"]
+__all__ = ["GIVES", "check_extras", "check_packages", "import_torch", "version_of"]
 
 GIVES = {
     "fast": "forests, ensembles and memory plans by compiled code instead of Python",
@@ -36,10 +37,8 @@ GIVES = {
     "serve": "the server of an ensemble and its client",
     "demo": "`make demo`: scikit-learn's images, a picture of the page",
 }
-_ASKED = re.compile(r"(?P<name>[\w.-]+)(?:\[[^]]*\])?\s*(?P<bounds>[^;]*)(?:;(?P<marker>.*))?")
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[^]]*\])?\s*(?P<bounds>[^;]*)")
 _SECONDS = 120.0
-_LOWEST_PYTHON = (3, 11)
-
 _TORCH = """
 import json, torch
 torch.zeros(1).numpy()  # fails where the two were built for other versions
@@ -49,71 +48,71 @@ print(json.dumps({"cuda": cuda, "gpus": [{"name": each.name, "bytes": each.total
 """
 
 
-def imported(host: Machine) -> dict[str, dict[str, object]]:
-    """Import the core packages, and torch if it is there, each in a process of its own; what came of each, by name."""
-    names = [name for name, _, extra in _read_requirements(host) if not extra]
-    names += ["torch"] * (host.version("torch") is not None)
-    found: dict[str, dict[str, object]] = {}
-    for name in names:
-        # In another process, since a package may crash or hang the interpreter.
-        code = _TORCH if name == "torch" else f"import {name}"
-        status, output = host.run([sys.executable, "-c", code], _SECONDS)
-        last = output.strip().rpartition("\n")[2]
-        if status == 0:
-            found[name] = json.loads(last) if last.startswith("{") else {}
-        elif status is None:
-            found[name] = {"error": "the import did not end in time"}
-        else:
-            found[name] = {"error": last if status > 0 and last else f"the import ended with status {status}"}
-    return found
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, None if it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
-def examine_packages(host: Machine, probed: dict[str, dict[str, object]]) -> Iterator[tuple[str, ...]]:
-    """Yield Python, the core packages and torch."""
-    written = ".".join(map(str, host.python))
-    if host.python < _LOWEST_PYTHON:
-        yield "python", "broken", f"{written} is too old", "use Python 3.11 or newer"
-    else:
-        yield "python", "fine", f"{written} ({sys.executable})"
-    for name, bounds, extra in _read_requirements(host):
-        if not extra or (extra == name == "torch" and host.version("torch") is not None):
-            yield name, *_examine_package(host, name, bounds, probed.get(name))
+def import_torch() -> Mapping[str, Any]:
+    """Import torch in a process of its own, as it may crash or hang; return its CUDA and GPUs, or the error."""
+    if version_of("torch") is None:
+        return {}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TORCH], capture_output=True, text=True, check=False, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "the import did not end in time"}
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    last = done.stderr.strip().rpartition("\n")[2]
+    return {"error": last or f"the import ended with status {done.returncode}"}
 
 
-def _examine_package(host: Machine, name: str, bounds: str, probe: dict[str, object] | None) -> tuple[str, ...]:
-    version = host.version(name)
-    line = f'pip install "{name}{bounds}"'
-    if version is None:
-        return "broken", "is not installed", line
-    if probe is not None and "error" in probe:
-        python = ".".join(map(str, host.python[:2]))
-        mend = f"install a build of {name} for Python {python} and the other packages' versions (constraints.txt)"
-        return "broken", f"{version} cannot be imported: {probe['error']}", mend
-    build = ""
-    if name == "torch" and probe is not None:
-        build = f", built for CUDA or ROCm {probe['cuda']}" if probe.get("cuda") else ", built for processors alone"
-    return "fine", f"{version}{build}"
+def check_packages(torch: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield Python, the core packages and torch; `torch` is what its import told."""
+    yield "python", "fine", f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
+    for name, bounds, extra in _read_requirements():
+        version = version_of(name)
+        if extra == name == "torch" and version is not None:
+            built = f"CUDA or ROCm {torch['cuda']}" if torch.get("cuda") else "processors alone"
+            if "error" in torch:
+                mend = f"install a build of torch for this Python, {sys.version_info[0]}.{sys.version_info[1]}"
+                yield name, "broken", f"{version} cannot be imported: {torch['error']}", mend
+            else:
+                yield name, "fine", f"{version}, built for {built}"
+        elif not extra and version is None:
+            yield name, "broken", "is not installed", f'pip install "{name}{bounds}"'
+        elif not extra:
+            yield name, "fine", str(version)
 
 
-def examine_extras(host: Machine) -> Iterator[tuple[str, ...]]:
-    """Yield each extra of which packages are asked for: what it gives, and whether all of them are there."""
-    asked = list(_read_requirements(host))
+def check_extras() -> Iterator[tuple[str, ...]]:
+    """Yield each extra: what it gives, and whether all of its packages are there."""
+    asked = list(_read_requirements())
     for extra, gives in GIVES.items():
-        versions = {name: host.version(name) for name, _, of in asked if of == extra}
+        versions = {name: version_of(name) for name, _, of in asked if of == extra}
         # Part of an extra is as good as nothing, but the sentence names the part.
         missing = [name for name, version in versions.items() if version is None]
-        line = f'pip install ".[{extra}]"'
         if missing:
             part = "" if len(missing) == len(versions) else f" ({', '.join(missing)} missing)"
-            yield extra, "absent", f"{gives}{part}", line
+            yield extra, "absent", f"{gives}{part}", f'pip install ".[{extra}]"'
         elif versions:
             yield extra, "fine", ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _read_requirements(host: Machine) -> Iterator[tuple[str, str, str]]:
+def _read_requirements() -> Iterator[tuple[str, str, str]]:
     """Yield (package, bounds, extra or "") for all that Trainwright asks for; "all" repeats the others."""
-    for line in host.requirements():
-        found = _ASKED.match(line)
+    try:
+        lines = importlib.metadata.requires("trainwright") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for line in lines:
+        found = _REQUIREMENT.match(line)
         extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", line)
-        if found is not None and not (extra is not None and extra[1] == "all"):
-            yield found["name"].lower(), found["bounds"].strip(" ()"), extra[1] if extra is not None else ""
+        name = "" if extra is None else extra[1]
+        if found is not None and name != "all":
+            yield found["name"].lower(), found["bounds"].strip(" ()"), name
