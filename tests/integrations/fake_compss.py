@@ -1,7 +1,7 @@
 """A stand-in for PyCOMPSs with the parts of its documented API that the engine uses.
 
 "sequential" is what PyCOMPSs does without its runtime: a task is a call, and waiting returns what it is given.
-"deferred" returns futures: a task runs with copies of its arguments, in a thread as soon as one is free.
+"deferred" returns futures: a task runs with copies of its arguments, in a thread of its own.
 """
 
 import pickle
@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-TASK = "trainwright.integrations.pycompss._segment"
+TASK = "trainwright.integrations.pycompss._member_task"
 
 
 class Runtime:
@@ -18,7 +18,7 @@ class Runtime:
         self.deferred = deferred
         self.constraints = {}
         self.tasks = 0
-        self.threads = ThreadPoolExecutor(3)
+        self.threads = ThreadPoolExecutor(64)
 
     def task(self, *, returns):
         assert returns == 1

@@ -23,9 +23,25 @@ def runtime(request, monkeypatch):
     sys.modules.pop(TASK, None)
 
 
-@pytest.mark.usefixtures("runtime")
 class TestTasks(EngineConformance):
+    @pytest.fixture(autouse=True)
+    def _deferred(self, monkeypatch):
+        install(monkeypatch, deferred=True)
+        yield
+        sys.modules.pop(TASK, None)
+
+    def make_engine(self):
+        return PyCOMPSs(slots=3)
+
+
+class TestInThisProcess(EngineConformance):
     processes = False
+
+    @pytest.fixture(autouse=True)
+    def _sequential(self, monkeypatch):
+        install(monkeypatch, deferred=False)
+        yield
+        sys.modules.pop(TASK, None)
 
     def make_engine(self):
         return PyCOMPSs(slots=3)
@@ -40,25 +56,16 @@ def train(trial):
         trial.report(epoch=epoch, loss=trial.params["x"] + 1 / epoch)
 
 
-def test_a_task_ends_at_each_rung_and_the_next_goes_on(runtime, tmp_path):
-    """A trial that nobody stops is a task to each rung and one to the end, and no epoch is done twice."""
-    rule = tw.ASHA(max_epochs=9, eta=3)
-    study = tw.Study(SPACE, objectives="min loss", directory=tmp_path, seed=0, searcher=tw.RandomSearcher())
-    study.run(train, trials=1, scheduler=rule, engine=tw.PyCOMPSs(rule), progress=False)
-    assert runtime.tasks == 3
-    assert list(study.trials[0].reports) == list(range(1, 10))
-
-
-def test_it_decides_as_one_local_process_does(runtime, tmp_path):
-    """One slot at a time, trials are stopped at the same epochs as in the calling process."""
+def test_reports_are_judged_as_they_come(runtime, tmp_path):
+    """A trial is stopped at any report, whatever the rule, and decided as by one local process."""
     found = []
-    for name, make in (("local", lambda _: tw.Local(workers=0)), ("compss", tw.PyCOMPSs)):
-        rule = tw.ASHA(max_epochs=9, eta=3)
+    for name, make in (("local", lambda: tw.Local(workers=0)), ("compss", tw.PyCOMPSs)):
         study = tw.Study(SPACE, objectives="min loss", directory=tmp_path / name, seed=0, searcher=tw.RandomSearcher())
-        study.run(train, trials=12, scheduler=rule, engine=make(rule), progress=False)
+        rule = tw.AnyOf(tw.ASHA(max_epochs=9, eta=3), tw.Median())
+        study.run(train, trials=12, scheduler=rule, engine=make(), progress=False)
         found.append([(trial.number, trial.params["x"], trial.epoch, trial.status) for trial in study.trials])
     assert found[0] == found[1]
-    assert runtime.tasks > 12
+    assert runtime.tasks == 1
 
 
 def long_and_short(trial):
@@ -78,17 +85,37 @@ def test_slots_do_not_idle_behind_a_long_trial(monkeypatch, tmp_path):
     try:
         rule = tw.FixedEpochs(1)
         study = tw.Study(SPACE, objectives="min loss", directory=tmp_path, seed=0, searcher=tw.RandomSearcher())
-        study.run(long_and_short, trials=9, scheduler=rule, engine=tw.PyCOMPSs(rule, slots=2), progress=False)
+        study.run(long_and_short, trials=9, scheduler=rule, engine=tw.PyCOMPSs(slots=2), progress=False)
     finally:
         sys.modules.pop(TASK, None)
     assert (tmp_path / "ends" / "0-of-8").exists()
-    assert not list((tmp_path / "compss").iterdir())
+
+
+def together(trial):
+    import torch
+
+    total = torch.tensor([trial.rank + 1.0])
+    torch.distributed.all_reduce(total)
+    trial.report(epoch=1, loss=total)
+
+
+def test_a_trial_of_several_slots(monkeypatch, tmp_path):
+    """Its ranks, each a process of another task, find each other."""
+    pytest.importorskip("torch")
+    install(monkeypatch, deferred=True)
+    try:
+        study = tw.Study(SPACE, objectives="min loss", directory=tmp_path, seed=0)
+        study.run(together, trials=1, scheduler=tw.Fixed(2), engine=tw.PyCOMPSs(slots=2), progress=False)
+    finally:
+        sys.modules.pop(TASK, None)
+    assert study.best.values == {"loss": 3.0}
 
 
 def test_a_slot_is_a_constraint(runtime):
     """The size of a slot reaches PyCOMPSs as variables that its constraints name."""
     engine = PyCOMPSs(slots=2, cpus=4, gpus=1)
     engine.open(train, None)
+    engine.close()
     assert (os.environ["TRAINWRIGHT_CPUS"], os.environ["TRAINWRIGHT_GPUS"]) == ("4", "1")
     __import__(TASK)
     named = [unit["computingUnits"] for unit in runtime.constraints["processors"]]
@@ -99,31 +126,15 @@ def test_a_slot_is_a_constraint(runtime):
 
 @pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize(
-    ("arguments", "settings", "sentence"),
+    ("settings", "sentence"),
     [
-        (
-            [tw.Median()],
-            {},
-            (
-                f"PyCOMPSs: got the rule {tw.Median()!r}, which may stop a trial at any epoch, but a running task "
-                "cannot be stopped; allowed: FixedEpochs, or a rule with rungs such as ASHA(max_epochs=27)"
-            ),
-        ),
-        (
-            [tw.Fixed(2)],
-            {},
-            (
-                "PyCOMPSs: got the policy Fixed(devices=2), but a task has one slot and keeps it; allowed: Fixed(1), "
-                "with cpus and gpus as the size of a slot"
-            ),
-        ),
-        ([], {"slots": 0}, "PyCOMPSs.slots: got 0; allowed: a whole number >= 1"),
-        ([], {"gpus": -1}, "PyCOMPSs.gpus: got -1; allowed: a whole number >= 0"),
+        ({"slots": 0}, "PyCOMPSs.slots: got 0; allowed: a whole number >= 1"),
+        ({"gpus": -1}, "PyCOMPSs.gpus: got -1; allowed: a whole number >= 0"),
     ],
 )
-def test_what_it_cannot_do_is_refused(arguments, settings, sentence):
+def test_what_it_cannot_do_is_refused(settings, sentence):
     with pytest.raises(EngineError) as caught:
-        PyCOMPSs(*arguments, **settings)
+        PyCOMPSs(**settings)
     assert str(caught.value) == sentence
 
 

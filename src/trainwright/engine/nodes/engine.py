@@ -22,7 +22,7 @@ from trainwright.settings import Settings
 from trainwright.signals import signals_held
 from trainwright.validators import instance_of, integer, number, optional
 
-__all__ = ["Nodes"]
+__all__ = ["Nodes", "own_hosts"]
 
 _LAST_WORDS_SECONDS = 10.0
 
@@ -85,7 +85,7 @@ class Nodes(MemberEngine, Settings, error=EngineError):
         self._listener = WorkerListener("")
         secret = secrets.token_hex(32)
         self._members = [Member(place, self._listener, place_token(secret, place)) for place in range(self.nodes)]
-        publish_meeting(self.meeting, _own_hosts(), self._listener.address[1], secret)
+        publish_meeting(self.meeting, own_hosts(), self._listener.address[1], secret)
         words = [str(self.meeting), "0", str(self.workers or 0), str(self.start_seconds)]
         with signals_held():
             self._own = subprocess.Popen([*COMMAND, *words])
@@ -103,7 +103,7 @@ class Nodes(MemberEngine, Settings, error=EngineError):
         return f"{member.name}/cuda:{gpus[number % len(gpus)]}" if gpus else f"{member.name}/cpu:{slot}"
 
 
-def _own_hosts() -> list[str]:
+def own_hosts() -> list[str]:
     """Return the names and addresses by which other nodes may reach this one, the likeliest first."""
     name = socket.gethostname()
     found = [name]
