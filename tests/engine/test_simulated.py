@@ -123,7 +123,7 @@ class TestTimes:
             restart_seconds=restart,
         )
         rule = ASHA(max_epochs=length, min_epochs=1, eta=2)
-        run = simulate(Scheduler(rule, DoublingAsPublished(start=4)), setting, trials=trials, seed=0, gantt=True)
+        run = simulate(Scheduler(rule, DoublingAsPublished(start=4)), setting, trials=trials, seed=0)
         rungs = int(math.log2(length))
         formula = 1 + sum(2**k / 2 ** ((k + 1) * alpha) for k in range(rungs)) + rungs * restart
         assert run.makespan_seconds == pytest.approx(formula, rel=1e-8)
@@ -293,7 +293,7 @@ def watched(scheduler, setting, trials, seed):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceAllocator, "plan", checked)
-        return simulate(scheduler, setting, trials=trials, seed=seed, gantt=True), seen
+        return simulate(scheduler, setting, trials=trials, seed=seed), seen
 
 
 def check_gantt(run, cluster):

@@ -46,7 +46,7 @@ def play(
         restart_seconds=1.0,
     )
     end = limit or {"deadline_seconds": lengths * LENGTH * EPOCH}
-    return simulate(Scheduler(rule, policy), setting, seed=seed, gantt=True, **end)
+    return simulate(Scheduler(rule, policy), setting, seed=seed, **end)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)

@@ -35,7 +35,6 @@ class SimulationOptions(TypedDict, total=False):
     device_seconds: float | None
     deadline_seconds: float | None
     seeds: int
-    gantt: bool
 
 
 class Simulating(Inspecting):
@@ -55,8 +54,7 @@ class Simulating(Inspecting):
         At the end of `wall_seconds`, or when `device_seconds` are used, all that runs is cut off; before
         `deadline_seconds` the best train to their end first, as before the `deadline` of `run`. `seeds` studies (30)
         are simulated, under the same draws for each scheduler; nothing is trained and nothing recorded. With a
-        `searcher` trials have the parameters that it proposes, which the engine's task must know (a table). With
-        `gantt` the first study of each keeps who held what.
+        `searcher` trials have the parameters that it proposes, which the engine's task must know (a table).
         """
         by_name = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
         search = None

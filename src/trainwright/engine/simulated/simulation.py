@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainwright.engine.simulated.record import SimulatedStudy, Stall, StudyRecorder
+from trainwright.engine.simulated.record import SimulatedStudy, Stall
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedTrial
 from trainwright.engine.simulated.task import Draws
@@ -45,7 +45,6 @@ def simulate(
     configure: Configure = lambda *_: None,
     on_result: OnResult | None = None,
     result_epochs: Iterable[int] = (),
-    gantt: bool = False,
 ) -> SimulatedStudy:
     """Simulate a study until its budget is used and return what came of it.
 
@@ -53,7 +52,7 @@ def simulate(
     devices; at the end of the time all that runs is cut off. At `deadline_seconds` likewise, before which the best
     trials train to their end (see `FinalPhase`). `configure` gives the parameters of a new trial,
     `on_result` hears what came of them, as a searcher would: at every epoch that the rule judges, and at
-    `result_epochs`. `gantt` keeps who held which devices when. Raises `InputError` for what cannot run,
+    `result_epochs`. Raises `InputError` for what cannot run,
     `SchedulerStalled` if the policy goes round in circles; a trial that waits for devices for ever ends the run, which
     names it.
     """
@@ -72,7 +71,6 @@ def simulate(
         configure=configure,
         on_result=on_result,
         result_epochs=tuple(sorted(result_epochs)) if on_result is not None else (),
-        recorder=StudyRecorder(setting, gantt=gantt),
     ).run()
 
 
@@ -89,7 +87,6 @@ class _Simulation:
         configure: Configure,
         on_result: OnResult | None,
         result_epochs: tuple[int, ...],
-        recorder: StudyRecorder,
     ) -> None:
         self.rule = scheduler.rule
         self.setting = setting
@@ -98,7 +95,7 @@ class _Simulation:
         self.configure = configure
         self.on_result = on_result
         self.result_epochs = result_epochs
-        self.recorder = recorder
+        self.study = SimulatedStudy(devices=setting.cluster.devices)
         self.task_devices = setting.task_devices or scheduler.policy.start
         self.length: int = scheduler.rule.max_epochs or 0
         self.curves = self.rule.reads_curves
@@ -155,12 +152,15 @@ class _Simulation:
             for number, running in sorted({**self.device_allocator.preempted, **self.device_allocator.running}.items())
             if why == "stalled"
         )
-        done = len(self.trials), self.learning_curves.substitutions, stalls, self.events.digest
-        return self.recorder.result(at, *done, why=why)
+        study = self.study
+        study.end_all(at, why)
+        study.trials, study.substitutions = len(self.trials), self.learning_curves.substitutions
+        study.stalled, study.digest = stalls, self.events.digest
+        return study
 
     def _end_time(self) -> float:
         """Return when the budget of time is used if nothing more happens."""
-        return math.inf if self.limits.timeless else self.clock + self._seconds_left(self.recorder.count_busy())
+        return math.inf if self.limits.timeless else self.clock + self._seconds_left(self.study.count_busy())
 
     def _seconds_left(self, devices: int | None = None) -> float:
         """Return the seconds until the budget of time is used, if so many devices (None: all) are held from now on."""
@@ -168,7 +168,7 @@ class _Simulation:
             return math.inf
         wall, shared = self.limits.clock_seconds, self.limits.device_seconds
         busy = self.device_allocator.slots if devices is None else devices
-        return seconds_left(wall, shared, at=self.clock, spent=self.recorder.sum_seconds(self.clock), devices=busy)
+        return seconds_left(wall, shared, at=self.clock, spent=self.study.sum_seconds(self.clock), devices=busy)
 
     def _is_over(self) -> bool:
         """Whether nothing trains and nothing will: no timer is set, and no node comes back that could be used."""
@@ -258,9 +258,9 @@ class _Simulation:
             self._fold_event(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
         trial.reported, trial.loss = epoch, losses[0]
         self.device_allocator.note_report(number, epoch, losses[0], self.clock)
-        self.recorder.note_loss(losses[0])
+        self.study.best_loss = min(self.study.best_loss, losses[0])
         if epoch >= self.length:
-            self.recorder.note_complete(losses[0])
+            self.study.full_loss = min(self.study.full_loss, losses[0])
             self._finish_trial(trial, losses, "full")
             return None
         seen = TrialView(number=number, epoch=epoch, losses=losses)
@@ -368,7 +368,7 @@ class _Simulation:
     def _release_devices(self, trial: SimulatedTrial, why: str) -> None:
         """Note that a trial is no more on its devices; what was to happen to it there does not."""
         self._halt_trial(trial)
-        self.recorder.end_hold(trial.number, self.clock, why)
+        self.study.end_hold(trial.number, self.clock, why)
 
     def _halt_trial(self, trial: SimulatedTrial) -> None:
         trial.version += 1
@@ -381,7 +381,7 @@ class _Simulation:
         """Begin a run on the running trial's block."""
         size = len(running.block)
         trial.runs += 1
-        self.recorder.begin_hold(trial.number, running.block, self.clock)
+        self.study.begin_hold(trial.number, running.block, self.clock)
         self.events.note_start(trial.number, running.block[0], size)
         if size not in self.paces:
             self.paces[size] = self.setting.scaling.speedup(size / self.task_devices)
@@ -427,7 +427,8 @@ class _Simulation:
         self.events.push(trial.began + trial.seconds(epoch), kind, trial.number, trial.version)
 
     def _note_training(self, trial: SimulatedTrial, epoch: int) -> None:
-        self.recorder.add_training(trial.seconds(epoch) * len(self.device_allocator.running[trial.number].block))
+        size = len(self.device_allocator.running[trial.number].block)
+        self.study.trained_seconds += trial.seconds(epoch) * size
         trial.checkpoint = epoch
         self._halt_trial(trial)
 

@@ -16,6 +16,7 @@ __all__ = ["Draws", "LearningCurve", "LearningCurves", "Parametric", "Task"]
 
 _CHUNK = 1024  # draws at a time: one generator per draw would cost more than the event itself
 _KEPT = 64  # chunks
+_AT_ONCE = 1e-6  # seconds of an epoch that cannot be
 
 
 class Draws:
@@ -76,7 +77,8 @@ class Parametric(Settings, error=EngineError):
     """Loss = quality + amplitude * epoch^-decay + noise; qualities are drawn from a normal distribution.
 
     An epoch takes `epoch_seconds`, times a factor of the trial's own (lognormal, `speed_jitter` its spread). What the
-    loss is at the same epoch on other devices is not modelled: it is the same.
+    loss is at the same epoch on other devices is not modelled: it is the same. With `seconds_of`, an epoch takes what
+    that says of the trial's parameters; where it is None the trial ends at once with an infinite loss.
     """
 
     epoch_seconds: Annotated[float, number(above=0), "mean seconds of an epoch"] = 60.0
@@ -86,6 +88,7 @@ class Parametric(Settings, error=EngineError):
     decay: Annotated[float, number(minimum=0), "exponent of the epoch"] = 0.5
     noise: Annotated[float, number(minimum=0), "spread of each report"] = 0.03
     speed_jitter: Annotated[float, number(minimum=0), "spread of the seconds of an epoch over trials"] = 0.05
+    seconds_of: Callable[[Mapping[str, Any]], float | None] | None = None
 
     def learning_curves(self, seed: int) -> LearningCurves:
         """Return curves that depend on the seed, the trial's number and the epoch alone."""
@@ -101,10 +104,14 @@ class _Curves:
         self._speed = Draws(seed, "simulated speed")
         self._noise = Draws(seed, "simulated noise")
 
-    def of(self, trial: int, params: Mapping[str, Any] | None) -> "_Curve":  # noqa: ARG002 -- they are not modelled
+    def of(self, trial: int, params: Mapping[str, Any] | None) -> "_Curve":
         task = self._task
         quality = task.quality_mean + task.quality_spread * self._quality.at(trial)
-        epoch_seconds = task.epoch_seconds * math.exp(task.speed_jitter * self._speed.at(trial))
+        if task.seconds_of is None:
+            epoch_seconds = task.epoch_seconds * math.exp(task.speed_jitter * self._speed.at(trial))
+        else:
+            known = task.seconds_of(params or {})
+            quality, epoch_seconds = (math.inf, _AT_ONCE) if known is None else (quality, known)
         return _Curve(trial, quality, epoch_seconds, task, self._noise)
 
 

@@ -45,7 +45,7 @@ class Forecast:
     or how many the first study started where only time ends them; `full_loss` the best last loss of trials of whole
     length (inf where there is none). `stalls` counts the studies in which a
     trial waited for devices for ever, `substitutions` the trials for which a table had not what was asked. `runs` are
-    the simulated studies by seed; the first has a Gantt chart if one was asked for.
+    the simulated studies by seed.
     """
 
     scheduler: Scheduler
@@ -67,8 +67,8 @@ class Forecast:
     def of(cls, scheduler: Scheduler, runs: Sequence[SimulatedStudy]) -> "Forecast":
         """Return what some runs come to."""
         # Figures that a forecast and a simulated study have in common; counts over all studies come below.
-        same = {each.name for each in fields(cls)} & {each.name for each in fields(SimulatedStudy)}
-        spreads = {name: Spread.of([getattr(run, name) for run in runs]) for name in same - {"trials", "substitutions"}}
+        same = {each.name for each in fields(cls) if hasattr(runs[0], each.name)} - {"trials", "substitutions"}
+        spreads = {name: Spread.of([getattr(run, name) for run in runs]) for name in same}
         return cls(
             scheduler=scheduler,
             trials=runs[0].trials,
@@ -101,7 +101,6 @@ def forecasts(
     seeds: int = 30,
     first_seed: int = 0,
     search: SearchSetup | None = None,
-    gantt: bool = False,
 ) -> dict[str, Forecast]:
     """Simulate `seeds` studies under each scheduler, all under the same draws.
 
@@ -124,10 +123,7 @@ def forecasts(
 
     def summarise(scheduler: Scheduler) -> Forecast:
         numbers = range(first_seed, first_seed + seeds)
-        runs = [
-            _simulate_study(scheduler, engine, limits, search, seed=seed, gantt=gantt and seed == first_seed)
-            for seed in numbers
-        ]
+        runs = [_simulate_study(scheduler, engine, limits, search, seed) for seed in numbers]
         return Forecast.of(scheduler, runs)
 
     # A study that ends by itself is best when it ends first; one that time ends, when its best complete trial is.
@@ -154,16 +150,14 @@ def _simulate_study(
     engine: Simulated,
     limits: SimulationLimits,
     search: SearchSetup | None,
-    *,
     seed: int,
-    gantt: bool,
 ) -> SimulatedStudy:
     searching: dict[str, Any] = {}
     if search is not None:
         asked = _SearcherRun(search, scheduler.rule, limits.trials, seed)
         searching = {"configure": asked.configure, "on_result": asked.on_result, "result_epochs": asked.view.ladder}
         searching["objectives"] = search.objectives
-    return simulate(scheduler, engine, **asdict(limits), seed=seed, gantt=gantt, **searching)
+    return simulate(scheduler, engine, **asdict(limits), seed=seed, **searching)
 
 
 class _SearcherRun:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from trainwright.engine.simulated.settings import Scaling, Simulated
-from trainwright.engine.simulated.task import LearningCurve, LearningCurves, Parametric
-from trainwright.errors import StudyError, TrainwrightError
+from trainwright.engine.simulated.task import Parametric
+from trainwright.errors import TrainwrightError
 from trainwright.plan import Oracle, judge
 from trainwright.plan.forecast import ScalingCurve
 from trainwright.plan.parallel.precision import Profiles
@@ -28,8 +28,6 @@ __all__ = ["Predicted", "ProfileOf", "SearchCost", "SearchPlan", "plan_search"]
 
 ProfileOf = Callable[[Mapping[str, Any]], tuple[Profiles, int]]
 """Gives a configuration's profile, and its batch."""
-
-_AT_ONCE = 1e-6  # seconds of a trial that is refused before it starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +48,9 @@ class SearchCost:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predicted:
-    """A task of the simulated engine: losses are parametric, an epoch takes the predicted seconds of its configuration.
+    """The seconds of an epoch of a configuration, as the oracle predicts them; None if it does not fit.
 
-    A configuration that does not fit on `devices` devices, whatever is repaired, ends at once with an infinite loss.
-    `asked` keeps what was predicted of each configuration, None where it does not fit.
+    It does not if nothing that is repaired lets it run on `devices` devices. `asked` keeps what was predicted.
     """
 
     oracle: Oracle
@@ -61,12 +58,7 @@ class Predicted:
     samples: int
     devices: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
-    losses: Parametric = field(default_factory=Parametric)
     asked: dict[tuple[tuple[str, str], ...], float | None] = field(default_factory=dict)
-
-    def learning_curves(self, seed: int) -> LearningCurves:
-        """Return the learning curves of the study with this seed."""
-        return _PredictedCurves(self, seed)
 
     def epoch_seconds(self, params: Mapping[str, Any]) -> float | None:
         """Return the seconds of an epoch of a configuration, None if it does not fit."""
@@ -78,30 +70,6 @@ class Predicted:
             steps = math.ceil(self.samples / batch)
             self.asked[key] = None if plan is None else steps * plan.seconds_per_iteration
         return self.asked[key]
-
-
-class _PredictedCurves:
-    substitutions = 0
-
-    def __init__(self, task: Predicted, seed: int) -> None:
-        self._task, self._parametric = task, task.losses.learning_curves(seed)
-
-    def of(self, trial: int, params: Mapping[str, Any] | None) -> LearningCurve:
-        if params is None:
-            raise StudyError("plan_search: trials have no parameters; give a searcher")
-        return _PredictedCurve(self._parametric.of(trial, params), self._task.epoch_seconds(params))
-
-
-@dataclass(slots=True)
-class _PredictedCurve:
-    parametric: LearningCurve
-    epoch_seconds: float | None
-
-    def losses(self, epoch: int) -> tuple[float, ...]:
-        return (math.inf,) if self.epoch_seconds is None else self.parametric.losses(epoch)
-
-    def seconds(self, epoch: int) -> float:
-        return epoch * (_AT_ONCE if self.epoch_seconds is None else self.epoch_seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,10 +135,10 @@ def plan_search(
             f"plan: none of {len(judged)} configurations fits; the largest "
             f"{_find_largest(judged)[1].sentence}; give more memory, or a smaller space"
         )
-    task = Predicted(oracle=oracle, profile_of=profile_of, samples=samples, devices=devices, settings=settings)
+    predicted = Predicted(oracle=oracle, profile_of=profile_of, samples=samples, devices=devices, settings=settings)
     engine = Simulated(
         cluster=oracle.cluster,
-        task=task,
+        task=Parametric(seconds_of=predicted.epoch_seconds),
         task_devices=devices,
         scaling=Scaling(curve=curve.speedups(devices=devices)) if math.isfinite(curve.seconds[0]) else Scaling(),
     )
@@ -178,7 +146,7 @@ def plan_search(
     runs = forecasts({"": scheduler}, engine, trials=trials, seeds=seeds, search=search)[""].runs
     hours = [run.device_seconds / 3600 for run in runs]
     walls = [run.makespan_seconds for run in runs]
-    asked = list(task.asked.values())
+    asked = list(predicted.asked.values())
     cost = SearchCost(
         device_hours=median(hours),
         device_hours_90=float(np.quantile(hours, 0.9)),
