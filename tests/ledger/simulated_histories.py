@@ -9,6 +9,7 @@ knows only the promises reads what is there. A history that breaks one is made s
 # ruff: noqa: T201 -- a command of its own
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from simulated_machine import FAULTS, SimulatedMachine, SimulatedProcess, Stalled
 
@@ -35,6 +37,7 @@ from trainwright.train import Trial
 __all__ = ["History", "find_broken_promises", "main", "shrink_faults", "simulate_history"]
 
 _TRIALS, _EPOCHS, _WORKERS, _MOST_WORKERS = 4, 3, 2, 12
+_WEIGHTS = 100
 _RANGE = (60, 1500)  # operations between which faults strike; a history without any has about 900
 _LAZY = frozenset({"proposed", "started", "reported", "decided", "promoted", "note"})
 """Kinds of records that only the loss of power may take (see `JournalWriter`)."""
@@ -71,16 +74,21 @@ class _WatchedLedger(DirectoryLedger):
         return stamped
 
 
+def _train_epoch(weights: list[float], x: float, epoch: int) -> list[float]:
+    """Return the weights after an epoch, which depend on all epochs before it."""
+    return [weight * (0.5 + 0.4 * x) + 0.01 * epoch for weight in weights]
+
+
 def _expected_loss(x: float, epochs: int) -> float:
-    """Return what an uninterrupted training comes to: each epoch depends on all before it."""
-    loss = 1.0
+    """Return what an uninterrupted training comes to."""
+    weights = [1.0] * _WEIGHTS
     for epoch in range(1, epochs + 1):
-        loss = loss * (0.5 + 0.4 * x) + 0.01 * epoch
-    return loss
+        weights = _train_epoch(weights, x, epoch)
+    return math.fsum(weights)
 
 
 def _train(trial: Trial) -> None:
-    held = {"loss": 1.0, "epoch": 0}
+    held: dict[str, Any] = {"weights": [1.0] * _WEIGHTS, "epoch": 0}
     config = CheckpointConfig(writer="sync", staging="eager", interval=sys.maxsize, on_error="raise")
     with Manager(trial, config=config, held=held) as manager:
         manager.restore()
@@ -88,10 +96,10 @@ def _train(trial: Trial) -> None:
             # A run that died between a save and its report has this epoch behind it.
             if held["epoch"] < epoch:
                 time.sleep(5.0)
-                held |= {"loss": held["loss"] * (0.5 + 0.4 * trial.params["x"]) + 0.01 * epoch, "epoch": epoch}
+                held |= {"weights": _train_epoch(held["weights"], trial.params["x"], epoch), "epoch": epoch}
                 manager.count()
                 manager.save(wait=True)
-            trial.report(loss=held["loss"])
+            trial.report(loss=math.fsum(held["weights"]))
 
 
 def _make_worker(folder: Path, acknowledged: list[tuple[str, Record]], process: SimulatedProcess) -> None:

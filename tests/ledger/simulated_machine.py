@@ -25,11 +25,12 @@ from trainwright.randomness import rng
 
 __all__ = ["FAULTS", "Killed", "SimulatedMachine", "SimulatedProcess", "Stalled"]
 
-FAULTS = ("kill", "power", "stop", "clock", "space", "torn", "write", "sync", "link", "stale")
-"""Killed; power lost with all that was not synced; stopped for long; clock set; no space; part of a write; errors of
-write, sync and link, of the last after it was done; an old size of a file that others write."""
+FAULTS = ("kill", "power", "stop", "clock", "rot", "space", "torn", "write", "sync", "link", "stale")
+"""Killed; power lost with all that was not synced; stopped for long; clock set; killed while a bit of a newest
+checkpoint turns; no space; part of a write; errors of write, sync and link, of the last after it was done; an old size
+of a file that others write."""
 
-_ANYWHERE = frozenset({"kill", "power", "stop", "clock"})
+_ANYWHERE = frozenset({"kill", "power", "stop", "clock", "rot"})
 _LEASE_SECONDS, _BEATS = 180.0, 12
 _MOST_OPERATIONS = 60_000
 _WRITE_BACK_SECONDS = 30.0  # after which a system writes pages by itself
@@ -163,7 +164,9 @@ class SimulatedMachine:
         if fault:
             self._waiting.remove(due[0])
             self.happened[due[0]] = fault
-        if fault in {"kill", "power"}:
+        if fault == "rot":
+            self._turn_bit()
+        if fault in {"kill", "power", "rot"}:
             for struck in self.processes if fault == "power" else (process,):
                 for path in struck.synced if fault == "power" else ():
                     self._lose_unsynced(struck, path)
@@ -180,12 +183,36 @@ class SimulatedMachine:
         return fault
 
     def _lose_unsynced(self, process: SimulatedProcess, path: str) -> None:
-        """Cut what was written to a file and not synced, or leave zeros in its place, as file systems may."""
+        """Cut what was written to a file and not synced, or leave zeros or other bytes there, as file systems may."""
         synced, since = process.synced[path]
         if (size := self._size_of(path)) > synced and self.now - since < _WRITE_BACK_SECONDS:
+            if self._draws.random() < 0.3:
+                for _ in range(1 + (size - synced) // 100):
+                    self._spoil(path, synced, size)
+                return
             os.truncate(path, synced + int(self._draws.integers(size - synced + 1)))
             if self._draws.random() < 0.5:
                 os.truncate(path, size)
+
+    def _turn_bit(self) -> None:
+        """Turn a bit of a trial's newest checkpoint, as an old disk may."""
+        # Names of leases and steps sort as they follow each other.
+        published = sorted(Path(self._folder).glob("checkpoints/*/lease-*/step-*"))
+        newest = list({path.parents[1]: path for path in published if path.is_dir()}.values())
+        if newest:
+            folder = newest[int(self._draws.integers(len(newest)))]
+            files = sorted(path for path in folder.iterdir() if path.stat().st_size)
+            path = str(files[int(self._draws.integers(len(files)))])
+            self._spoil(path, 0, self._size_of(path))
+
+    def _spoil(self, path: str, start: int, stop: int) -> None:
+        """Turn the lowest bit of one byte: a digit becomes another digit, which only a checksum can see."""
+        place = start + int(self._draws.integers(stop - start))
+        with open(path, "r+b", opener=self._real[os, "open"]) as file:
+            file.seek(place)
+            byte = file.read(1)[0]
+            file.seek(place)
+            file.write(bytes([byte ^ 1]))
 
     def _size_of(self, path: str) -> int:
         """Return the bytes of a file, -1 if it is gone."""

