@@ -150,10 +150,10 @@ def make(kind: str, table: Mapping[str, Any]) -> Any:
     """
     arguments = dict(table)
     name, origin = arguments.pop("name", None), arguments.pop(_ORIGIN, None)
-    known = names_of(kind)
     if name is None:
-        raise InputError(f"[{kind}] name: got nothing; allowed: {', '.join(known)}")
-    if origin is not None and name not in known:
+        raise InputError(f"[{kind}] name: got nothing; allowed: {', '.join(names_of(kind))}")
+    # Plug-ins are looked for only where one is named: that reads the metadata of everything installed.
+    if origin is not None and name not in names_of(kind):
         raise InputError(
             f"[{kind}] name: got {name!r}, a plug-in of {origin}, which is not installed here; install {origin}"
         )
