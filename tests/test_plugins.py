@@ -93,3 +93,17 @@ def test_what_is_wrong_with_a_plug_in_is_one_sentence(installed):
         with pytest.raises(InputError, match=sentence):
             make("searcher", table)
     assert make("searcher", {"name": "Climber", "step": 1}) == Climber(step=1)
+
+
+def test_nothing_is_looked_for_where_a_built_in_one_is_named(monkeypatch):
+    """Reading the metadata of everything installed would take most of the time in which a worker starts."""
+
+    def refuse(**_):
+        raise AssertionError("it looks for plug-ins")
+
+    plugins._read_group.cache_clear()
+    monkeypatch.setattr(plugins, "entry_points", refuse)
+    try:
+        assert make("rule", {"name": "ASHA", "max_epochs": 9}) == tw.ASHA(max_epochs=9)
+    finally:
+        plugins._read_group.cache_clear()
