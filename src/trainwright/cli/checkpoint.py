@@ -98,10 +98,10 @@ def _describe_proof(proof: Proof, how: str) -> str:
 
 def interval(
     *,
-    cost: Annotated[str, typer.Option(help="What training feels of one save, e.g. 3s.")],
+    cost: Annotated[str, typer.Option(help="Time that one save takes from training, e.g. 3s.")],
     mtbf: Annotated[str, typer.Option(help="Mean time between losses of all nodes together, e.g. 1d.")],
-    recovery: Annotated[str, typer.Option(help="From a loss until training goes on.")] = "0",
-    remaining: Annotated[str | None, typer.Option(help="What is left of the allocation.")] = None,
+    recovery: Annotated[str, typer.Option(help="From a loss until training resumes.")] = "0",
+    remaining: Annotated[str | None, typer.Option(help="Remaining time of the allocation.")] = None,
 ) -> Result:
     """How often to save, and what that costs."""
     costs = Costs(

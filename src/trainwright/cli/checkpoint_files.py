@@ -52,7 +52,7 @@ def inspect(
 def verify(
     path: Annotated[Path, typer.Argument(help="A checkpoint that a Manager wrote, or a folder of them.")],
 ) -> Result:
-    """Compute every checksum again, of a checkpoint or of all in a folder; exit 1 if one is wrong."""
+    """Verify every checksum of a checkpoint, or of all in a folder; exit 1 if one is wrong."""
     found = check(path)
     for one in found.checkpoints:
         print(f"{'BAD ' if one.damages else 'good'}  {one.path}: {size(one.bytes)} in {count(one.files, 'file')}")

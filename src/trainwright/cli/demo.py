@@ -1,4 +1,4 @@
-"""`trainwright demo`: in two minutes, what a study, its scheduler, an ensemble and a server are worth."""
+"""`trainwright demo`: a study with early stopping, its ensemble and a server of it, in two minutes."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +33,7 @@ def demo(
     workers: Annotated[int, typer.Option(help="Trials at a time, each in a process of its own.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the study: other configurations and weights.")] = 0,
 ) -> Result:
-    """Search 60 small networks on scikit-learn's digits, choose an ensemble, and ask a server of it.
+    """Search 60 small networks on scikit-learn's digits, select an ensemble, and query a server of it.
 
     Kill it at any moment, and run it again: it resumes.
     """

@@ -1,4 +1,4 @@
-"""`trainwright doctor [DIR]`: what is here, what is missing, and what would mend it."""
+"""`trainwright doctor [DIR]`: what is installed, what is missing, and how to fix it."""
 
 import shutil
 import textwrap
@@ -26,7 +26,7 @@ _MARKS = {"fine": "ok", "absent": "-", "poor": "!", "broken": "X"}
 
 
 def doctor(directory: Annotated[Path, typer.Argument(help="Where studies are to lie.")] = Path()) -> Result:
-    """Tell what is installed, which devices and engines are there, and whether a folder will do for studies."""
+    """Show what is installed, which devices and engines work, and whether a folder is fit for studies."""
     found = examine(directory)
     sound = all(finding.state != "broken" for finding in found)
     content = {"version": __version__, "sound": sound, "findings": [asdict(finding) for finding in found]}

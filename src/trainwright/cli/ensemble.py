@@ -26,9 +26,7 @@ def ensemble(
     self_contained: Annotated[
         bool, typer.Option("--self-contained", help="Export networks too, so that loading needs no factory.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Where the pictures go, to look alone; see above [DIR/ensemble.html].")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="File for the pictures [DIR/ensemble.html].")] = None,
 ) -> Result:
     """Select an ensemble from the models of a study, calibrate it, and say how good it is and what it costs.
 

@@ -44,7 +44,7 @@ _SINKS: Mapping[str, Callable[[Path, Any], object]] = {
 
 @options_of(Sinks)
 def export(directory: StudyFolder, *, changes: dict[str, Any]) -> Result:
-    """Write the trials of a study for other tools; to do so again adds what is new."""
+    """Export the trials of a study for other tools; repeating it adds new ones."""
     if not changes:
         names = ", ".join(f"--{sink.name.replace('_', '-')}" for sink in settings_of(Sinks))
         raise InputError(f"export: no place was given; allowed: one or more of {names}")

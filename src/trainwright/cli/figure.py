@@ -28,7 +28,7 @@ _WIDTHS = 40.0, 400.0
 
 def figure(
     directory: StudyFolder,
-    name: Annotated[str, typer.Argument(help="The figure; a name that is not known lists all.")],
+    name: Annotated[str, typer.Argument(help="The figure; an unknown name lists all.")],
     *,
     out: Annotated[Path | None, typer.Option(help="The file: .pdf, .svg or .png [NAME.pdf].")] = None,
     width: Annotated[str, typer.Option(help="Its width, in millimetres.")] = "85mm",

@@ -31,7 +31,7 @@ def plan(
     spec: _SPEC,
     *,
     budget: Annotated[str, typer.Option(help="8GiB, a number of bytes, or a fraction such as 0.5.")],
-    offload: Annotated[bool, typer.Option("--offload", help="Let values wait on the host.")] = False,
+    offload: Annotated[bool, typer.Option("--offload", help="Copy values to the host and back.")] = False,
     bandwidth: Annotated[str | None, typer.Option(help="Of the link to the host, such as 16GB (a second).")] = None,
     solver: Annotated[str, typer.Option(help="auto, dp or exact.")] = "auto",
     optimizer: Annotated[
@@ -91,7 +91,7 @@ def curve(
 
 
 def explain(file: _PLAN) -> Result:
-    """Say what a plan does with each stage, and who holds the bytes of its peak."""
+    """Explain what a plan does with each stage, and which tensors make up its peak."""
     planned = Plan.load(file)
     reports = explain_plan(planned)
     print_table(

@@ -57,7 +57,7 @@ def model(
         str | None, typer.Option("--input", help="Costs of a sample: bytes=110e3,decode=8e-3,workers=8.")
     ] = None,
     checkpoint: Annotated[float | None, typer.Option(help="Bytes of one checkpoint.")] = None,
-    strategies: Annotated[str | None, typer.Option(help="Only these and what they make together: data,tensor.")] = None,
+    strategies: Annotated[str | None, typer.Option(help="Only these and their combinations: data,tensor.")] = None,
     degrees: Annotated[str | None, typer.Option(help="Degrees that are fixed: tensor=8,pipeline=4.")] = None,
     recompute: Annotated[str | None, typer.Option(help="Only none, selective or full recomputation.")] = None,
     goal: Annotated[str, typer.Option(help="time, device-hours, time-to-solution or memory.")] = "time",

@@ -30,7 +30,7 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="Write the fitted cluster to this file (.toml or .yaml).")] = None,
     predict: Annotated[Path | None, typer.Option(help="A CSV file of other runs, to be predicted.")] = None,
 ) -> Result:
-    """Fit the constants of a cluster to measured runs: those that rank plans, of which the file keeps the fit."""
+    """Fit a cluster's constants to measured runs, and write it with the fit."""
     machine = find_cluster(cluster, nodes)
     table = read_runs(runs, machine)
     others = read_runs(predict, machine, measured=False) if predict is not None else None

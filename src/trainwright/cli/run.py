@@ -24,13 +24,11 @@ def run(
     trials: Annotated[int | None, typer.Option(help="How many trials with a result.")] = None,
     deadline: Annotated[str | None, typer.Option(help="When the best complete trial counts, such as 18:00.")] = None,
     workers: Annotated[int | None, typer.Option(help="Trials at once on this machine.")] = None,
-    grace: Annotated[float, typer.Option(help="Seconds for the running epoch when told to leave.")] = 25.0,
-    stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given again.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Do stages again that are unchanged.")] = False,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Then answer requests as [deployment] says, until Ctrl-C.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing while it runs.")] = False,
+    grace: Annotated[float, typer.Option(help="Seconds for the running epoch after a signal.")] = 25.0,
+    stage: Annotated[list[str] | None, typer.Option(help="Run only this stage; may be repeated.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also run unchanged stages.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Then serve as [deployment] says, until Ctrl-C.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> Result:
     """Run or resume a study and the further stages of its file; what is done and unchanged is skipped."""
     job = read_job(file, directory=directory, workers=workers)

@@ -33,7 +33,7 @@ def allocate(
     nodes: Nodes = None,
     out: PlanFile = None,
 ) -> Result:
-    """Find which member runs where, with which batch size; say what is expected and, if it was run, measured."""
+    """Place members on devices with batch sizes; print the expected and, if run, measured throughput."""
     settings = AllocationStage(**changes)
     clusters = [find_cluster(name, nodes) for name in cluster or ()]
     # Simulated devices take the place of those of this machine, unless both are asked for.

@@ -1,4 +1,4 @@
-"""`trainwright status DIR`: how a study stands."""
+"""`trainwright status DIR`: the progress of a study."""
 
 import math
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def status(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
     trial: Annotated[int | None, typer.Option(help="What happened to this trial, and why.")] = None,
 ) -> Result:
-    """Show the counts by state, who has which devices, the best trial and ensemble, and what the ledger had to drop."""
+    """Show counts by state, devices in use, the best trial and ensemble, and damaged records."""
     with Study.open(where) as study:
         if trial is not None:
             story = trial_page(Overview(study.state, study.under_way), trial)

@@ -19,7 +19,7 @@ def ui(
     name: Annotated[list[str] | None, typer.Option(help="A further host name that a browser may use.")] = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Show studies in a browser as they run; nothing can be changed there. Ctrl-C ends it."""
+    """Show studies in a browser as they run, read-only, until Ctrl-C."""
 
     def announce(address: str) -> None:
         print(f"{where}: {address}", flush=True)

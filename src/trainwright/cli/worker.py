@@ -1,4 +1,4 @@
-"""`trainwright worker WHERE`: join a study and work on it, beside any number of others."""
+"""`trainwright worker WHERE`: join a study and run its trials, with any number of other workers."""
 
 import sys
 from pathlib import Path
@@ -36,14 +36,14 @@ def worker(
     ledger: Annotated[str | None, typer.Option(help="Its URL, if the directory does not know it.")] = None,
     train: Annotated[str | None, typer.Option(help="What to run, as module:function.")] = None,
     trials: Annotated[int | None, typer.Option(help="Results of the whole study.")] = None,
-    wall_seconds: Annotated[float | None, typer.Option(help="Leave before so long is over.")] = None,
+    wall_seconds: Annotated[float | None, typer.Option(help="Leave before these seconds are over.")] = None,
     deadline: Annotated[str | None, typer.Option(help="When the best complete trial counts, such as 18:00.")] = None,
     workers: Annotated[int | None, typer.Option(help="Trials at once; else one a GPU.")] = None,
-    gang: Annotated[int, typer.Option(help="So many tasks of the launcher, one a node, share their trials.")] = 1,
+    gang: Annotated[int, typer.Option(help="Tasks of the launcher, one per node, that share trials.")] = 1,
     changes: dict[str, Any],
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing while it runs.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> Result:
-    """Join a study from anywhere that sees its ledger, and run trials until its budget is used.
+    """Join a study wherever its ledger is reachable, and run trials until its budget is used up.
 
     Any launcher starts it (a shell loop, mpirun, srun); workers may come, go and die at any time.
     """

@@ -1,4 +1,4 @@
-"""A cluster: nodes with devices, the network between them, and what is known of its speed."""
+"""A cluster: nodes with devices, the network between them, and its measured or published speed."""
 
 import itertools
 import tomllib

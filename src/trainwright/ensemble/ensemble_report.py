@@ -1,4 +1,4 @@
-"""What an ensemble is: who is in it, what each is worth, and how right all are on held-out rows."""
+"""The report on an ensemble: its members, what each contributes, and its scores on held-out rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

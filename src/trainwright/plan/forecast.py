@@ -1,4 +1,4 @@
-"""What layouts should cost: seconds and bytes with their interval, what limits them, seconds by number of devices."""
+"""The predicted cost of layouts: seconds and bytes with intervals, bottlenecks, and seconds by number of devices."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

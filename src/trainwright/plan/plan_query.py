@@ -1,4 +1,4 @@
-"""What a plan is asked for, and what surrounds its steps: samples read, checkpoints saved, devices that fail.
+"""The query for plans, and the overheads around their steps: reading samples, saving checkpoints, failing devices.
 
 Time to solution under exponential failures: Daly, "A higher order estimate of the optimum checkpoint interval" (FGCS
 2006), equation 13: M e^(R/M) (e^((tau + C)/M) - 1) W / tau for W seconds of work.

@@ -1,4 +1,4 @@
-"""The head of a report: what was searched for, how it stands, how to go on; and its foot."""
+"""The head of a report: objectives, progress, how to continue; and its foot."""
 
 import shlex
 from pathlib import Path

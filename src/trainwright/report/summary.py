@@ -1,4 +1,4 @@
-"""What came out of a study, as numbers that a script reads: summary.json, and the ensemble that its settings choose."""
+"""The results of a study as numbers for scripts: summary.json, and the ensemble that its settings select."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Who goes on, and with how much: promotion rules times allocation policies, pure decisions without clock or I/O."""
+"""Scheduling: promotion rules (which trials continue) and allocation policies (on how many devices), all pure."""
 
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator
 from trainwright.schedule.allocator.free_slots import BuddyAllocator, FreeSlots

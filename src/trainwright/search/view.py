@@ -1,4 +1,4 @@
-"""What a searcher sees of a study: told rows as columns, pending and tried rows, and of clocks what was recorded."""
+"""The searcher's view of a study: observed rows as columns, pending and tried rows, and recorded times."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""What a served ensemble is asked and what it answers, its settings and limits, and the contract with its carrier."""
+"""Requests and responses of a served ensemble, its settings and limits, and the interface of a service."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future

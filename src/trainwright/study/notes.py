@@ -1,4 +1,4 @@
-"""Notes in the ledger of what a study runs and what searches it, so that workers need only its address."""
+"""Records the training function, searcher and rule in the ledger, so that workers need only the study's address."""
 
 import hashlib
 import inspect

@@ -1,4 +1,4 @@
-"""What an engine gives to a trial: its assignment, the channel to the ledger, and how its end is told."""
+"""The interface of engine and trial: the assignment, the channel to the ledger, and how a trial's end is signalled."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which sample stands at which place of an epoch: a function of (seed, epoch, place) alone, with no memory of the past.
+"""The order of samples in an epoch: a function of (seed, epoch, position) alone, without state.
 
 The order is a keyed permutation: an alternating Feistel network over Z_a x Z_b with a b >= n, walked along its cycles
 until it is back below n (Black & Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).

@@ -1,4 +1,4 @@
-"""Trial: what a training function holds. It reports, is told whether to go on, and resumes where it stood."""
+"""Trial: the training function's handle, which reports metrics, may end the trial, and resumes from checkpoints."""
 
 import contextlib
 import importlib.util

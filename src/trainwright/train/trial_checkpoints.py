@@ -1,4 +1,4 @@
-"""A trial as the owner of its checkpoints: where they lie, and what the ledger is told of them."""
+"""The checkpoints of a trial: where they are stored, and what is recorded of them in the ledger."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

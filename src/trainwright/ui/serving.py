@@ -1,4 +1,4 @@
-"""Listening: the page's server behind the guard, on loopback unless told otherwise, until it is interrupted."""
+"""Runs the page's server behind the guard, by default on loopback, until it is interrupted."""
 
 import socket
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""One reader of a study for all who look at it: it follows the ledger by cursor and tells when something is new."""
+"""One reader per study for all open pages: follows the ledger by cursor and notifies them of news."""
 
 import gc
 import math

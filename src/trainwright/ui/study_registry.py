@@ -1,4 +1,4 @@
-"""The studies under a folder, by short names of our own: what a browser sends is looked up, and never is a path."""
+"""The studies under a folder, by short names: names from a browser are looked up, never used as paths."""
 
 import hashlib
 import os

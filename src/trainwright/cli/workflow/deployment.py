@@ -1,4 +1,4 @@
-"""[deployment]: the ensemble started as it will be served, asked once, and compared with what it should say."""
+"""[deployment]: starts the ensemble's server, sends one request, and compares response and prediction."""
 
 import time
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""[plan]: before the search, whether its configurations fit into memory, how a trial scales, and what it will cost."""
+"""[plan]: before the search, checks whether configurations fit into memory, how a trial scales, and the cost."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -31,9 +31,9 @@ class PlanStage(OracleSettings):
     devices: Annotated[int, integer(minimum=1), "devices of a new trial"] = 1
     seeds: Annotated[int, integer(minimum=1), "how many studies to simulate"] = 5
     configurations: Annotated[int, integer(minimum=1), "configurations whose memory is judged"] = 16
-    max_device_hours: Annotated[
-        float | None, optional(number(above=0)), "a search that is forecast to take more is not begun"
-    ] = None
+    max_device_hours: Annotated[float | None, optional(number(above=0)), "refuse a search with a higher forecast"] = (
+        None
+    )
 
     def inputs(self, job: StudyJob) -> Mapping[str, Any]:
         """Return the settings, what they speak of, and the digest of the file that holds the profile's function."""

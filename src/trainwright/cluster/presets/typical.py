@@ -1,4 +1,4 @@
-"""What data sheets do not say: the share of their figures that training reaches, and what the host adds.
+"""Typical efficiency: the share of data-sheet figures that training reaches, and the host's overhead.
 
 One set for all machines, as public runs of A100, H100, H200, B200, GB200 and GB300 had it; `benchmarks/plan` fits it,
 and says how far presets err on machines and frameworks that it was not fitted to.

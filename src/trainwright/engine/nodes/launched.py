@@ -1,4 +1,4 @@
-"""The place of a launcher's task in a gang: the first of so many consecutive tasks drives the others."""
+"""A launcher's task in a gang: the first of N consecutive tasks drives the others."""
 
 import os
 from collections.abc import Mapping

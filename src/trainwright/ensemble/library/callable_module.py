@@ -1,4 +1,4 @@
-"""A callable of arrays as a torch module, so that whatever computes networks computes other members too."""
+"""Wraps a callable of arrays as a torch module, so that the code for networks also runs other members."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""What a member predicts with: a network from its weights, an ONNX file, or what its factory makes of its files."""
+"""Loads a member's model: a network from its weights, an ONNX file, or what its factory makes from its files."""
 
 import importlib
 import sys

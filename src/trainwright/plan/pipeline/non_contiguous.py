@@ -1,4 +1,4 @@
-"""MadPipe: stages on normal devices, one each, and on one special device that may have several apart from each other.
+"""MadPipe: one stage on each normal device, and several non-adjacent ones on one special device.
 
 For a target period T a dynamic programme goes from the last layer to the first (Beaumont, Eyraud-Dubois, Shilova,
 IPDPS 2022; here with labels in place of a grid). A label is what is placed so far: load and bytes of the special

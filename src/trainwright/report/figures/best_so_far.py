@@ -1,4 +1,4 @@
-"""How the best value came down: over the number of results, and over the time of work."""
+"""The best value so far, over the number of results and over the working time."""
 
 import numpy as np
 from numpy.typing import NDArray

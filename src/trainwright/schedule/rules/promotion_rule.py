@@ -1,4 +1,4 @@
-"""The base of promotion rules, early stopping among them: who decides whether a trial continues, pauses or stops.
+"""The base class of promotion rules (early stopping included), which decide whether a trial continues, pauses or stops.
 
 A rule is a frozen configuration, a pure fold of events into an index, and verdicts from it.
 """

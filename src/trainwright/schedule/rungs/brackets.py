@@ -1,4 +1,4 @@
-"""Brackets of synchronous halving: rungs that close when their members have come, and who then may go on."""
+"""Brackets of synchronous halving: rungs close when all members have reported, then the best are promoted."""
 
 import heapq
 from copy import deepcopy

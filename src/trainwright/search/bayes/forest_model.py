@@ -1,4 +1,4 @@
-"""A forest kept between calls: a pure function of its settings and of the told rows in their order."""
+"""The forest model, kept between calls: a pure function of its settings and of the observed rows in order."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a process is told: losses as targets that are nearly normal, and which rows where there are too many."""
+"""Targets of the Gaussian process: losses transformed to be nearly normal, of a subset of rows if too many."""
 
 import numpy as np
 from numpy.typing import NDArray

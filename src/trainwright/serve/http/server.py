@@ -1,4 +1,4 @@
-"""A service behind an address: bound, guarded, run beside the program or until a signal, and drained."""
+"""The HTTP server of a service: bound, guarded, run in a thread or until a signal, and drained."""
 
 import asyncio
 import queue

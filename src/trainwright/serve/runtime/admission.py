@@ -1,4 +1,4 @@
-"""What both runtimes share: the gate through which requests come in, and the counts of what became of them."""
+"""Admission of requests, shared by both runtimes, with counts of their outcomes."""
 
 import threading
 from abc import ABC, abstractmethod

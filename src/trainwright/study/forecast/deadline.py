@@ -1,4 +1,4 @@
-"""What a run with a deadline may expect beforehand, from the study's own curves, and how it came out."""
+"""Forecasts a run with a deadline from the study's own curves, and reports how it ended."""
 
 from trainwright.cluster import Cluster
 from trainwright.engine import Engine

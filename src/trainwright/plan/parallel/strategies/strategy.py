@@ -1,4 +1,4 @@
-"""Strategy: what dividing along one axis makes of work, memory and communication, for candidates in columns."""
+"""Strategy: how dividing along one axis changes work, memory and communication, for candidates in columns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

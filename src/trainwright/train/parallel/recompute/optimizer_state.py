@@ -1,4 +1,4 @@
-"""The bytes of an optimizer's state: of one that is there, before its first step too, and by name."""
+"""The bytes of an optimizer's state: of a given optimizer, also before its first step, and by name."""
 
 import torch
 from torch.optim import Optimizer

@@ -1,4 +1,4 @@
-"""What a stage sees beside its input: random numbers, autocast, buffers; kept at its first run, for its reruns."""
+"""A stage's context besides its input: random state, autocast, buffers; saved at its first run, restored for reruns."""
 
 import contextlib
 import random
