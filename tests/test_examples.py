@@ -62,7 +62,7 @@ def test_it_ends_with_a_table_a_report_and_the_way_on(demo):
     assert [line for line in lines if line.startswith("best single")]
     assert [line for line in lines if line.startswith("best ensemble")]
     assert f"report:     {directory / 'report.html'}" in lines
-    assert lines[-1] == f"to go on:   trainwright run {file} --trials {2 * TRIALS}"
+    assert lines[-1] == f"continue:   trainwright run {file} --trials {2 * TRIALS}"
     assert (directory / "report.html").stat().st_size > 10_000
 
 

@@ -403,7 +403,7 @@ def alone(folder):
     config = CheckpointConfig(writer="sync", interval=1_000_000, on_error="raise", timeout_seconds=3.0)
     with Manager(folder / "alone", config=config, value=torch.ones(1)) as manager:
         if dist.get_rank() == 0:
-            with refused(CheckpointError, "not all of the 2 ranks came to save within 3 s", "Ranks 1"):
+            with refused(CheckpointError, "not all of the 2 ranks called save within 3 s", "Ranks 1"):
                 manager.save(wait=True)
         else:
             time.sleep(5)

@@ -94,7 +94,7 @@ class TestSlurmRequeue:
     def test_a_refusal(self, program, job, lines, why):
         """It is told, with what to do, and the status asks to be tried again."""
         program("scontrol", *lines)
-        with pytest.warns(UserWarning, match=rf"^the job is not requeued: .*{why}.*; submit it again to go on$"):
+        with pytest.warns(UserWarning, match=rf"^the job is not requeued: .*{why}.*; submit it again to continue$"):
             assert SlurmRequeue(timeout_seconds=0.2)() == 75
 
     def test_no_scontrol(self, job, monkeypatch):

@@ -107,7 +107,7 @@ def test_refused(tmp_path):
     for name, sentence in (
         ("list.pt", "holds list; allowed: a model's state dict, or a dict with"),
         ("other.pt", "entries 'weights', 'epoch'; allowed: a model's state dict under one of model, state_dict"),
-        ("part.pt", "has 2 parameters, which cannot be told among the model's 6 weights; allowed: an optimizer"),
+        ("part.pt", "has 2 parameters, which cannot be matched with the model's 6 weights; allowed: an optimizer"),
         ("empty", "holds no checkpoint; allowed: a file, or a Hugging Face folder with model.safetensors"),
     ):
         with pytest.raises(CheckpointFormatError, match=sentence):

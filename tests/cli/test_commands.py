@@ -91,7 +91,9 @@ class TestRun:
         said = trainwright("run", study_file(("cli_training:train", "cli_training:fails")))
         assert said.status == 1
         last = said.err.splitlines()[-1]
-        assert last.startswith("trainwright: 2 trials have failed alike, none has a result: ArithmeticError: diverged")
+        assert last.startswith(
+            "trainwright: 2 trials have failed in the same way, none has a result: ArithmeticError: diverged"
+        )
         assert re.search(r"cli_training\.py:\d+, in `raise ArithmeticError", last)
         assert "Traceback" not in said.err
         shown = last.partition("; its traceback: trainwright ")[2]

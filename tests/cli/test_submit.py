@@ -208,7 +208,4 @@ def test_no_batch_system(site, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     status, _, said = trainwright(site, "submit", "study.toml")
     assert status == 2
-    assert (
-        said
-        == "trainwright: submit: there is no sbatch here; run it on a login node of Slurm, or give --show or --system\n"
-    )
+    assert said == "trainwright: submit: no sbatch here; run it on a login node of Slurm, or give --show or --system\n"

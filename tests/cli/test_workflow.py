@@ -169,7 +169,7 @@ class TestStages:
             "exported: ",
         ):
             assert line in said
-        assert "to go on:   trainwright run workflow.toml --trials 12" in said
+        assert "continue:   trainwright run workflow.toml --trials 12" in said
         summary = json.loads((folder / "study/summary.json").read_text())
         names = {"plan", "single_test_accuracy", "ensemble_test_cross_entropy", "ensemble_trials", "allocation"}
         assert names <= set(summary)

@@ -330,7 +330,7 @@ class TestSettings:
 
     def test_gpus_where_there_are_none(self, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        with pytest.raises(EngineError, match=r"Local.gpus: got \[0\], but .* tell of no GPU here; leave gpus out"):
+        with pytest.raises(EngineError, match=r"Local.gpus: got \[0\], but .* show no GPU here; leave gpus out"):
             Local(gpus=[0])
 
     def test_gpus_of_the_environment(self, monkeypatch):

@@ -110,7 +110,7 @@ def test_files_are_verified(study, tmp_path):
 def test_cannot_be_made_self_contained(study, tmp_path):
     pytest.importorskip("onnxruntime")
     left_callable(study)
-    with pytest.raises(ExportError, match="trial 0: is loaded by its factory from files of its own; allowed: torch"):
+    with pytest.raises(ExportError, match="trial 0: is loaded by its factory from its own files; allowed: torch"):
         study.library().select(BudgetedGreedy()).pick().save(tmp_path / "out", self_contained=True)
 
 

@@ -218,7 +218,7 @@ class TestBadInput:
         refused(HTTP.post(f"{url}/v2/models/other/infer", json=body(X)), 404, "got 'other'; allowed: ensemble")
         refused(HTTP.post(f"{url}/v2/models/ensemble/versions/2/infer", json=body(X)), 404, "version: got '2'")
         refused(HTTP.get(f"{url}/v2/ensembles/other"), 404, "allowed: ensemble")
-        refused(HTTP.get(f"{url}/v3"), 404, "there is nothing here")
+        refused(HTTP.get(f"{url}/v3"), 404, "path: unknown")
         assert refused(HTTP.get(url + INFER), 405, "method").headers["Allow"] == "POST"
         text = {"Content-Type": "text/plain"}
         refused(HTTP.post(url + INFER, content=b"{}", headers=text), 415, "Content-Type: got 'text/plain'; allowed: ")

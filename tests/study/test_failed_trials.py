@@ -30,7 +30,7 @@ def fail(tmp_path, kind, epoch, workers, **budget):
 def check(study, sentence, kind):
     failed = [trial for trial in study.trials if trial.status == "failed"]
     assert len(failed) == 2
-    assert sentence.startswith("2 trials have failed alike, none has a result: ")
+    assert sentence.startswith("2 trials have failed in the same way, none has a result: ")
     if kind in PLACED:
         assert f"failing_training.py:{failing_training.LINES[kind]}, in `" in sentence
         # Of two workers, the trial with the lower number may be the one that fails last.
@@ -134,7 +134,7 @@ def test_a_trial_that_is_killed_again_and_again_ends_the_run(tmp_path):
     script.write_text(KILLED)
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "2 trials have failed alike, none has a result: trial 1 was lost 4 times" in done.stderr
+    assert "2 trials have failed in the same way, none has a result: trial 1 was lost 4 times" in done.stderr
     assert len((tmp_path / "begun").read_text()) == 8
 
 

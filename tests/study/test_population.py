@@ -200,7 +200,7 @@ def test_a_checkpoint_that_is_not_restored(tmp_path):
         for epoch in trial.epochs():
             trial.report(loss=trial.params["lr"] + 1 / epoch)
 
-    with pytest.raises(StudyFailed, match=r"goes on from another trial's checkpoint of epoch \d, and reported epoch 1"):
+    with pytest.raises(StudyFailed, match=r"continues another trial's checkpoint of epoch \d, and reported epoch 1"):
         run(tmp_path, function=saves)
 
 

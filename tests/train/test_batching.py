@@ -306,7 +306,7 @@ class TestPrepare:
         [
             (
                 [1, 2], {"batch": "grow"},
-                ("prepare: batch='grow' needs a loader that tells its batch; give tw.train.Loader, or a DataLoader "
+                ("prepare: batch='grow' needs a loader of known batch size; give tw.train.Loader, or a DataLoader "
                 "with a batch_size"),
             ),
             (

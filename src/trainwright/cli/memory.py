@@ -109,7 +109,7 @@ def explain(file: _PLAN) -> Result:
     for owner, size in sorted(simulation.peak_owners, key=lambda pair: -pair[1]):
         print(f"  {owner}: {format_bytes(size)}")
     if not planned.chain.loss.saved_bytes:
-        print("the loss has no bytes of its own in this chain: its peak is not planned")
+        print("this chain has no bytes of the loss: its peak is not planned")
     return Result(
         {
             "stages": [asdict(each) for each in reports],

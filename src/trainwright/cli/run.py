@@ -66,7 +66,7 @@ def run(
         print(f"\nreport:     {report}")
         if served is not None and not serve:
             print(f"to serve:   {shlex.join([*job.command, '--serve'])}")
-        print(f"to go on:   {shlex.join([*job.command, '--trials', str(2 * max(1, summary['finished']))])}")
+        print(f"continue:   {shlex.join([*job.command, '--trials', str(2 * max(1, summary['finished']))])}")
     if serve and served is not None:
         summary["served"] = served.serve(job)
     return Result(summary)

@@ -106,7 +106,7 @@ def _show_forecasts(devices: int, table: SimulateTable, found: Mapping[str, Fore
         for name, value in table.limits().items()
     ]
     studies = f"{devices} GPUs, {', '.join(limits)}; means of {table.seeds} simulated studies"
-    print(f"\n{studies}, nine of ten lie between (low - high)\n")
+    print(f"\n{studies}, with 90 % intervals (low - high)\n")
     header = ("scheduler", "makespan", "GPU-hours", "busy", "first full", "full", "best loss", "resizes")
     rows = [
         (

@@ -40,7 +40,7 @@ def submit(
         script = make_script(job, file.resolve(), study.folder.resolve() / "jobs" / "1")
         return Result({"script": script}, lambda: print(script, end=""))
     if job.system == "slurm" and shutil.which("sbatch") is None:
-        raise InputError("submit: there is no sbatch here; run it on a login node of Slurm, or give --show or --system")
+        raise InputError("submit: no sbatch here; run it on a login node of Slurm, or give --show or --system")
     # A study that cannot be opened is better known now than when the job runs.
     study.open_study().close()
     folder = make_folder(study.folder)

@@ -56,7 +56,7 @@ class Local(Supervisor, Settings, error=EngineError):
         visible = visible_gpus()
         if self.gpus and not visible:
             raise EngineError(
-                f"Local.gpus: got {self.gpus!r}, but CUDA_VISIBLE_DEVICES and /proc/driver/nvidia/gpus tell of no GPU "
+                f"Local.gpus: got {self.gpus!r}, but CUDA_VISIBLE_DEVICES and /proc/driver/nvidia/gpus show no GPU "
                 "here; leave gpus out to run on the CPU, or set CUDA_VISIBLE_DEVICES"
             )
         # Resolved once, so that every slot keeps its GPU.

@@ -126,7 +126,7 @@ def _exchange_words(word: _Word) -> _Word:
     try:
         words = _gather_words(word)
     except RuntimeError as error:
-        raise TrialError(f"trial.report: not all ranks came to it, one seems gone: {_first_line(error)}") from error
+        raise TrialError(f"trial.report: not all ranks called it, one seems gone: {_first_line(error)}") from error
     if _Word.LEAVES in words:
         raise TrialError(
             f"trial.report: rank {words.index(_Word.LEAVES)} has returned from train without it; report on every rank, "

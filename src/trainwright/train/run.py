@@ -105,7 +105,7 @@ class Run:
             self._batching = self._batching_of(size, batch)
         if self._batching is None and batch != "constant":
             raise TrialError(
-                f"prepare: batch={batch!r} needs a loader that tells its batch; give tw.train.Loader, or a DataLoader "
+                f"prepare: batch={batch!r} needs a loader of known batch size; give tw.train.Loader, or a DataLoader "
                 "with a batch_size"
             )
         if slots is not None:
@@ -338,7 +338,7 @@ class Run:
     def _arranged(self) -> BatchStep:
         if self._step is None:
             raise TrialError(
-                "the micro-batch is known if trial.prepare gets a loader that tells its batch; give tw.train.Loader, "
+                "the micro-batch is known if trial.prepare gets a loader of known batch size; give tw.train.Loader, "
                 "or a DataLoader with a batch_size"
             )
         return self._step

@@ -162,7 +162,7 @@ class Trial:
             return
         if at <= self.assignment.begins_after:
             raise TrialMisuse(
-                f"trial {self.number} goes on from another trial's checkpoint of epoch {self.assignment.begins_after}, "
+                f"trial {self.number} continues another trial's checkpoint of epoch {self.assignment.begins_after}, "
                 f"and reported epoch {at}; call trial.prepare, or the manager's restore(), before trial.epochs()"
             )
         if self.max_epochs is not None and at > self.max_epochs:

@@ -46,7 +46,7 @@ def application(registry: StudyRegistry) -> FastAPI:
     def found(study: str) -> StudyFollower:
         follower = registry.find(study)
         if follower is None:
-            raise HTTPException(404, "there is no such study here")
+            raise HTTPException(404, "no such study here")
         return follower
 
     def drawn(study: str) -> FigureViews:
@@ -106,7 +106,7 @@ def application(registry: StudyRegistry) -> FastAPI:
     @app.get("/api/studies/{study}/views/{name}")
     def view(study: str, name: str) -> Response:
         if name not in VIEWS:
-            raise HTTPException(404, f"there is no such view; there are {', '.join(VIEWS)}")
+            raise HTTPException(404, f"no such view; allowed: {', '.join(VIEWS)}")
         return _send_json(drawn(study).view(name))
 
     @app.get("/api/studies/{study}/events")

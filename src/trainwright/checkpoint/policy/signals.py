@@ -245,5 +245,5 @@ def _run_command(command: Sequence[str], timeout: float) -> tuple[int, str]:
 
 
 def _warn_refused(why: str) -> int:
-    warnings.warn(f"the job is not requeued: {why}; submit it again to go on", stacklevel=3)
+    warnings.warn(f"the job is not requeued: {why}; submit it again to continue", stacklevel=3)
     return FORCED_EXIT

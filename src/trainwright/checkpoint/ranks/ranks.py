@@ -291,7 +291,7 @@ class Ranks(SingleRank):
             dist.monitored_barrier(self._writers, timeout=self._timeout, wait_all_ranks=True)
         except RuntimeError as error:
             raise CheckpointError(
-                f"save: not all of the {self.world} ranks came to save within {self._timeout.total_seconds():g} s: "
+                f"save: not all of the {self.world} ranks called save within {self._timeout.total_seconds():g} s: "
                 f"{_first_line(error)}; call save on all of them, at the same step"
             ) from error
         told = self._gather(findings, self._writers)

@@ -55,7 +55,7 @@ def settle_differences(differences: Iterable[Difference], *, mode: Mode, what: s
         listed = "; ".join(str(difference) for difference in found[:_MOST_LISTED])
         listed += f"; and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
         raise CheckpointMismatchError(
-            f"{what} cannot be restored exactly: {listed}; go on all the same with restore(mode='best_effort')"
+            f"{what} cannot be restored exactly: {listed}; restore the rest with restore(mode='best_effort')"
         )
     return found
 

@@ -142,7 +142,7 @@ def _name_parameters(optimizer: Mapping[str, Any], model: "Mapping[str, Tensor]"
     )
     if not fits:
         raise CheckpointFormatError(
-            f"convert: the optimizer has {len(positions)} parameters, which cannot be told among the model's "
+            f"convert: the optimizer has {len(positions)} parameters, which cannot be matched with the model's "
             f"{len(names)} weights; allowed: an optimizer of model.parameters(), in that order; save the model alone"
         )
     name_of = {position: f"model.{name}" for position, name in zip(positions, names, strict=True)}

@@ -147,7 +147,7 @@ def _show_judged(pick: Mapping[str, Any]) -> None:
     for name, loss in sorted(pick["losses"].items()):
         print(f"{name} {metric}: {loss:.4f}")
     if pick["before"] is None:
-        print(f"{rows} rows: not available, so nothing here is of rows that chose nothing")
+        print(f"{rows} rows: not available, so no score here is of rows that the selection did not use")
     for when in ("before", "after"):
         table = pick[when]
         # Only classes have a calibration error.

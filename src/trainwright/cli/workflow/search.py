@@ -43,7 +43,7 @@ class SearchStage(Settings):
     def run(self, job: StudyJob) -> StageOutcome:
         """Run or go on."""
         if job.study_exists and job.progress and self._earlier_code(job):
-            print("results stay as the earlier code made them; to train all trials anew name a new --directory")
+            print("results stay as the earlier code made them; to train all trials again, name a new --directory")
         with job.open_study() as study:
             study.run(
                 job.train,

@@ -57,7 +57,7 @@ def examine(folder: str | Path = ".") -> tuple[Finding, ...]:
     It takes seconds, most of them importing torch.
     """
     if not Path(folder).is_dir():
-        raise InputError(f"doctor: got {str(folder)!r}; allowed: a directory that is there; make it, or name another")
+        raise InputError(f"doctor: got {str(folder)!r}; allowed: an existing directory; create it, or name another")
     torch = import_torch()
     areas = {
         "installed": check_packages(torch),

@@ -69,7 +69,7 @@ class SlotMap:
         if gpus_per_node and (not gpu or max(room.values(), default=0) < gpus_per_node):
             raise EngineError(
                 f"Ray.gpus_per_node: got {gpus_per_node}, with cpus_per_device={cpus_per_device}; {have}; leave "
-                "gpus_per_node out to take what there is"
+                "gpus_per_node out to use all"
             )
         # Every node gives equally many devices; each number of them leaves other nodes out.
         sizes = range(max(room.values(), default=0), 0, -1)
@@ -166,7 +166,7 @@ def check_cluster(address: str) -> None:
             if time.monotonic() > deadline:
                 raise EngineError(
                     f"tw.Ray: the cluster is gone, its head {address} does not answer; start one and run the study "
-                    "again: it goes on"
+                    "again: it resumes"
                 ) from error
             # A head with persistent storage may be restarting.
             time.sleep(0.5)

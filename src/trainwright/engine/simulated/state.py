@@ -64,7 +64,7 @@ class EventQueue:
         if self._still > self._most:
             raise SchedulerStalled(
                 f"simulate: {self._still} events in a row at {nanoseconds / NANO:g} s changed nothing, the last "
-                f"{kind.name.lower()} of {number}; the policy asks again and again for what it does not use"
+                f"{kind.name.lower()} of {number}; the policy keeps requesting devices that it does not use"
             )
         self.now = nanoseconds
         self._hash.update(b"%d %d %d\n" % (nanoseconds, kind, number))

@@ -164,7 +164,7 @@ def _export_member(member: Member) -> bytes:
 
     if WEIGHTS_FILE not in member.digests:
         raise ExportError(
-            f"{whose}: is loaded by its factory from files of its own; allowed: torch networks; leave an ONNX file of "
+            f"{whose}: is loaded by its factory from its own files; allowed: torch networks; leave an ONNX file of "
             "it, or save without self_contained"
         )
     return export_network(build_network(member), example, whose=whose)

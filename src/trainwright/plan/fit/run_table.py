@@ -143,7 +143,7 @@ def _find_profile(values: Mapping[str, Any], folder: Path, known: dict[object, P
         return known.setdefault(values["profile"], Profile.load(folder / values["profile"]))
     shape = {name: values[name] for name in (*_SHAPE_NUMBERS, *_SHAPE_FLAGS) if name in values}
     if missing := [name for name in _SHAPE if name not in shape]:
-        raise InputError(f"{missing[0]}: got nothing; allowed: a whole number, or a file in the column profile")
+        raise InputError(f"{missing[0]}: missing; allowed: a whole number, or a file in the column profile")
     shape = {"vocabulary": _VOCABULARY, **shape}
     shape["precision"] = "fp32" if values.get("precision") in {"fp32", "tf32"} else "amp-bf16"
     key = tuple(sorted(shape.items()))
@@ -207,5 +207,5 @@ def _check_contradictions(runs: Sequence[MeasuredRun]) -> None:
         if run.seconds and max(run.seconds, first.seconds) > _CONTRADICTION * min(run.seconds, first.seconds):
             raise InputError(
                 f"{run.where}: seconds: got {run.seconds:g} where the same run took {first.seconds:g} on "
-                f"{first.where}; allowed: repeated runs that agree, or a column that tells them apart"
+                f"{first.where}; allowed: repeated runs that agree, or a column in which they differ"
             )

@@ -61,7 +61,7 @@ class Application:
     def fail(self, exchange: HttpExchange, error: BaseException) -> None:
         """Answer an error: the first status that fits it, and its sentence; of a defect only that there is one."""
         status = next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
-        text = str(error) if isinstance(error, TrainwrightError) else "the server has a defect; its log tells more"
+        text = str(error) if isinstance(error, TrainwrightError) else "the server has a defect; see its log"
         headers = {}
         if isinstance(error, Overloaded):
             headers = {"retry-after": f"{max(1, round(error.retry_after_seconds))}"}
@@ -97,8 +97,7 @@ class Application:
                 found = self._find_document(parts)
                 if found is None:
                     raise NotFound(
-                        "path: there is nothing here; allowed: the Open Inference Protocol's, /v2/ensembles/NAME, "
-                        "/metrics and /"
+                        "path: unknown; allowed: the Open Inference Protocol's, /v2/ensembles/NAME, /metrics and /"
                     )
                 if self._allow(exchange, "GET"):
                     self._send(exchange, *found())

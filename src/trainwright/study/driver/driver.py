@@ -195,7 +195,7 @@ class Driver:
         if lost and not self.allocator.runs and self.allocator.device_allocator.free < self.scheduler.policy.start:
             raise EngineError(
                 f"engine: {len(self.engine.gone)} of its {self.engine.slots} slots are gone, too few are left for a "
-                f"trial of {self.scheduler.policy.start}; run the study again when nodes are back: it goes on"
+                f"trial of {self.scheduler.policy.start}; run the study again when nodes are back: it resumes"
             )
 
     def _leave_run(self, why: str) -> None:
@@ -404,7 +404,7 @@ class Driver:
         if trial.failure is not None and trial.failure.kind == MISUSE:
             raise StudyFailed(why)
         if len(same) >= _ALIKE and most is None and not state.results:
-            raise StudyFailed(f"{len(same)} trials have failed alike, none has a result: {why}")
+            raise StudyFailed(f"{len(same)} trials have failed in the same way, none has a result: {why}")
         # In a large team that many may fail before any can succeed.
         hopeless = max(_HOPELESS, counts[Status.RUNNING])
         if most is None:

@@ -49,7 +49,7 @@ def put_by(directory: Path | None, parent: TrialState, replaces: int, number: in
         with suppress(FileNotFoundError):
             return _link(ended, place, number).epoch
     raise StudyError(
-        f"trial {parent.number} has saved no checkpoint, so no other can go on from its state; save with trial.prepare "
+        f"trial {parent.number} has saved no checkpoint, so no other can continue it; save with trial.prepare "
         "or a tw.checkpoint.Manager"
     )
 

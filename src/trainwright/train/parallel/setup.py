@@ -208,7 +208,7 @@ def _refuse_marked(model: nn.Module, plan: Layout) -> None:
     if found is not None and (plan.zero or plan.degrees.tensor > 1):
         raise UnsupportedPlan.of(
             plan.strategy,
-            f"{found} has a hook, which the parameter that stands for it on each rank would not have; allowed: hooks "
+            f"{found} has a hook, which its shard on each rank would not have; allowed: hooks "
             "with data, filter, channel, spatial, context and pipeline parallelism without ZeRO",
         )
 

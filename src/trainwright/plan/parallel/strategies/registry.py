@@ -13,7 +13,7 @@ def _find_strategies() -> tuple[ParallelStrategy, ...]:
     names = [one.axis.name for one in strategies]
     for name in names:
         if names.count(name) > 1:
-            raise ImportError(f"strategies: the axis {name!r} is declared twice; allowed: a name of its own for each")
+            raise ImportError(f"strategies: the axis {name!r} is declared twice; allowed: a different name for each")
     return tuple(strategies)
 
 

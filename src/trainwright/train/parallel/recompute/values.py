@@ -197,6 +197,6 @@ def saving_nothing(note: Callable[[torch.Tensor], None] = lambda _: None) -> sav
 
 def _nothing(_: Any) -> torch.Tensor:
     raise UnsupportedModel(
-        "model: got a value that holds tensors where nobody can find them, such as an object of a class of its own; "
+        "model: got a value that holds tensors in an unknown container, such as an object of a user's class; "
         "allowed: tuples, lists, mappings and dataclasses of tensors, between layers and as the result"
     )

@@ -95,7 +95,7 @@ def _divide_stretch(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> N
         if stretch.fused and sequence and not stretch.alone:
             raise UnsupportedPlan.of(
                 "tensor+sequence",
-                f"{type(parent).__name__} has {name} beside norms; move attention to a module of its own",
+                f"{type(parent).__name__} has {name} next to norms; move attention to a separate module",
             )
         if stretch.fused:
             setattr(parent, name, FusedColumns(layer, mesh))
@@ -218,7 +218,7 @@ def _divide_norms(block: nn.Module, mesh: DeviceMesh) -> None:
         if plain and any(True for _ in module.children()):
             raise UnsupportedPlan.of(
                 "tensor+sequence",
-                f"{type(module).__name__} has a parameter of its own, {plain[0]}; move it to a layer",
+                f"{type(module).__name__} has a parameter outside its layers, {plain[0]}; move it to a layer",
             )
         # Such as a norm: each rank sees its part of the sequence.
         if plain:
