@@ -51,11 +51,11 @@ class TestRun:
             assert [trial.lease for trial in study.trials] == [1] * 6
         assert len(list((tmp_path / "study/ledger/journal").iterdir())) <= journals + 2
 
-    def test_the_command_to_go_on_is_the_whole_command(self, trainwright, study_file, tmp_path):
+    def test_the_command_to_continue_is_the_whole_command(self, trainwright, study_file, tmp_path):
         """With --directory and a space in the path it can be pasted as it stands."""
         said = trainwright("run", study_file(), "--directory", tmp_path / "other place")
-        [line] = [line for line in said.out.splitlines() if line.startswith("to go on:")]
-        words = shlex.split(line.removeprefix("to go on:"))
+        [line] = [line for line in said.out.splitlines() if line.startswith("continue:")]
+        words = shlex.split(line.removeprefix("continue:"))
         assert words[3:] == ["--directory", str(tmp_path / "other place"), "--trials", "8"]
         assert (tmp_path / "other place/summary.json").exists()
         assert not (tmp_path / "study").exists()

@@ -21,7 +21,7 @@ __all__ = ["status"]
 _WHY = {
     "running": "",
     "silent": ": its worker gives no sign; others go on with it if that lasts",
-    "lost": ": its worker is gone; run the study again to go on with it",
+    "lost": ": its worker is gone; run the study again to resume it",
 }
 
 

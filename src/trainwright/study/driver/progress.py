@@ -64,8 +64,8 @@ class Progress:
             return
         self._repeats_said = True
         self.say(
-            f"trial {trial.number} begins again at epoch 1: it had reported up to epoch {trial.epoch} and saved "
-            "nothing to go on from; save with trial.prepare or a Manager in a study with a directory, or keep files in "
+            f"trial {trial.number} restarts at epoch 1: it had reported up to epoch {trial.epoch} and saved no "
+            "checkpoint; save with trial.prepare or a Manager in a study with a directory, or keep files in "
             "trial.folder"
         )
 
