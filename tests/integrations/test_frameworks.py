@@ -59,7 +59,7 @@ def test_a_script_killed_twice_ends_as_if_nothing_had_been(runs):
         assert epochs >= 3, script
         repeated = found["torn_steps"] - found["steps"]
         if script in REPEATS:
-            assert "begins again at epoch 1" in found["log"], script
+            assert "restarts at epoch 1" in found["log"], script
         else:
             assert repeated < 2 * found["steps"] / epochs, script
 

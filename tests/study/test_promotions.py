@@ -149,7 +149,7 @@ def test_promoted_without_a_checkpoint_is_said_once(capsys):
     with make() as study:
         study.run(train, trials=20, scheduler=SINGLE[0], engine=HERE)
     said = capsys.readouterr().err
-    assert said.count("begins again at epoch 1: it had reported up to epoch") == 1
+    assert said.count("restarts at epoch 1: it had reported up to epoch") == 1
     assert "paused (0.0 s): loss=" in said
 
 

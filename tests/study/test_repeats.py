@@ -1,4 +1,4 @@
-"""A trial that begins again at epoch 1 though it had reported: it is said, unless it goes on from files of its own."""
+"""A trial that restarts at epoch 1 though it had reported: it is said, unless it goes on from files of its own."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def test_a_killed_trial_without_checkpoints(tmp_path, own):
         assert "begins again" not in said
     else:
         assert begun == ["1", "2", "3", "4", "1", "2", "3", "4", "5"]
-        assert "trial 0 begins again at epoch 1: it had reported up to epoch 3 and saved nothing" in said
+        assert "trial 0 restarts at epoch 1: it had reported up to epoch 3 and saved no checkpoint" in said
 
 
 def test_the_folder_is_the_trials_own_and_needs_a_directory(tmp_path):
