@@ -121,7 +121,7 @@ def test_what_failed_in_an_earlier_run_does_not_count():
 
     study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", searcher=tw.RandomSearcher())
     settings = {"engine": tw.Local(workers=0), "progress": False}
-    with pytest.raises(StudyFailed, match="2 trials have failed alike"):
+    with pytest.raises(StudyFailed, match="2 trials have failed in the same way"):
         study.run(train, trials=3, **settings)
     broken[0] = False
     study.run(train, trials=3, **settings)
