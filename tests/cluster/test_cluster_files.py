@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trainwright.cluster import Cluster, Device, NetworkLevel
 from trainwright.cluster.cluster import PRESETS, RUNTIMES
 from trainwright.cluster.device import DeviceFailures, Storage
-from trainwright.cluster.network import FSDP_UNIT, OPERATIONS, ExchangeTimes
+from trainwright.cluster.network import OPERATIONS, ExchangeTimes
 from trainwright.errors import InputError
 
 SPINE = """\
@@ -33,7 +33,7 @@ errors = st.dictionaries(names, st.floats(0, 10), max_size=3)
 def tables(draw, tier):
     sizes = sorted(draw(st.sets(st.integers(1, 10**9), min_size=1, max_size=4)))
     return ExchangeTimes(
-        operation=draw(st.sampled_from((*OPERATIONS, FSDP_UNIT))),
+        operation=draw(st.sampled_from(OPERATIONS)),
         tier=tier,
         ranks=draw(st.integers(2, 64)),
         on_node=draw(st.integers(0, 4)),

@@ -6,11 +6,7 @@ import pytest
 from oracle_cases import make_cluster, make_transformer
 
 from trainwright.cluster import collective_seconds
-from trainwright.cluster.network import ExchangeTimes
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.parallel.collective_seconds import fsdp_groups
-from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.precision import PRECISIONS
 
 LAYERS = 4
 
@@ -146,50 +142,20 @@ def test_an_iteration_on_several_devices_has_a_runtime_of_its_own():
         assert estimate(profile, cluster, degrees=degrees, micro=4).breakdown.framework == pytest.approx(seconds)
 
 
-def with_units(seconds, **options):
-    """Return two ranks for which all exchanges but sends take 1 ms, and a unit of FSDP so many seconds."""
-    cluster = make_cluster(1, 2, **options)
-    (tier,) = cluster.tiers
-    operations = {"all_reduce": 1e-3, "all_gather": 1e-3, "reduce_scatter": 1e-3, "fsdp_unit": seconds}
-    return replace(
-        cluster,
-        measured=tuple(
-            ExchangeTimes(operation=name, tier=tier.name, ranks=2, bytes=(2**8, 2**30), seconds=(each, each))
-            for name, each in operations.items()
-        ),
-    )
-
-
 @pytest.mark.parametrize("overlap", [0.0, 1.0])
-def test_fsdp_takes_what_its_units_were_measured_to_take(overlap):
-    """For every block and micro-batch, none of it hidden; its exchanges are counted as such, copies and code apart."""
+def test_fsdp_has_a_runtime_of_its_own(overlap):
+    """For every micro-batch; and where it was measured none of its exchanges is hidden."""
     profile, _ = measured()
-    cluster = with_units(7e-3, overlap=overlap)
+    runtimes = {"pass_seconds": (1.0,), "runtime_seconds": {"fsdp": (7e-3,), "step": (5e-3,)}}
+    cluster = make_cluster(1, 2, overlap=overlap, **runtimes)
     plan = estimate(profile, cluster, degrees=Degrees(data=2), zero=3, micro=4)
-    assert plan.breakdown.communication == pytest.approx(2 * LAYERS * 3e-3)
-    assert plan.breakdown.framework == pytest.approx(2 * LAYERS * 4e-3)
-    assert estimate(profile, cluster, degrees=Degrees(data=2)).breakdown.framework == 0
-    assert estimate(profile, with_units(1e-3), degrees=Degrees(data=2), zero=3).breakdown.framework == 0
-
-
-def test_units_are_the_numbered_members_of_lists():
-    """Weights outside of any list are one unit, at the first block that has some; repeated blocks count as one."""
-    profile, _ = measured()
-    (layer,) = profile.blocks[0].layers[:1]
-
-    def block(count, *named):
-        layers = tuple(replace(layer, name=name, weight_elements=weights) for name, weights in named)
-        return replace(profile.blocks[0], layers=layers, count=count)
-
-    blocks = (
-        block(1, ("embed", 5)),
-        block(3, ("list.0.up", 7), ("list.0.down", 8)),
-        block(1, ("list.3.up", 1), ("act", 0)),
-        block(1, ("list.3.down", 2)),
-        block(1, ("norm", 3), ("head.0", 4)),
+    moved = sum(
+        each.count * collective_seconds(cluster, each.operation, each.bytes, ranks=2).seconds
+        for each in plan.collectives
     )
-    work = ModelArrays(replace(profile, blocks=blocks), PRECISIONS["fp32"])
-    assert fsdp_groups(work) == [(0, 8.0), (1, 15.0), (2, 3.0), (4, 4.0)]
+    assert plan.breakdown.communication == pytest.approx(moved)
+    assert plan.breakdown.framework == pytest.approx(2 * 7e-3)
+    assert estimate(profile, cluster, degrees=Degrees(data=2)).breakdown.framework == pytest.approx(5e-3)
 
 
 def test_gradients_of_micro_batches_are_added_up():

@@ -12,13 +12,10 @@ from trainwright.errors import InputError
 from trainwright.settings import Settings
 from trainwright.validators import check, integer, number, one_of
 
-__all__ = ["ALGORITHMS", "FSDP_UNIT", "OPERATIONS", "ExchangeTimes", "NetworkLevel", "Operation"]
+__all__ = ["ALGORITHMS", "OPERATIONS", "ExchangeTimes", "NetworkLevel", "Operation"]
 
 Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-
-FSDP_UNIT = "fsdp_unit"
-"""Measured like an exchange: everything that FSDP does in one micro-batch for one group of weights of so many bytes."""
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "all_reduce": ("ring", "tree", "hierarchical"),
@@ -67,7 +64,7 @@ class NetworkLevel(Settings):
 class ExchangeTimes(Settings):
     """Measured seconds of one operation among `ranks` ranks of a level, by the bytes of the whole message."""
 
-    operation: Annotated[str, one_of(*OPERATIONS, FSDP_UNIT)]
+    operation: Annotated[str, one_of(*OPERATIONS)]
     tier: str
     ranks: Annotated[int, integer(minimum=2)]
     on_node: Annotated[int, integer(minimum=0)] = 0

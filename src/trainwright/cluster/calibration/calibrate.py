@@ -4,7 +4,6 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from trainwright.cluster.calibration.compute import measure_storage
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_fields
 from trainwright.cluster.calibration.links import measure_links
 from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
-from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime, measure_units
+from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime
 from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.cluster import Cluster
 from trainwright.errors import InputError
@@ -99,12 +98,10 @@ def _measure_all(
         found["overlap"], errors["overlap"] = measure_overlap(device, repeats=repeats)
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
         report_phase("steps and pipelines of torch, for a minute or two")
-        # Only the outermost level: it joins all ranks, as a training does.
-        widest = levels[-1]
-        found["pass_seconds"], found["runtime_seconds"], spread = measure_runtime(widest.exchanges, repeats=repeats)
-        units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
-        levels = (*levels[:-1], replace(widest, exchanges=(*widest.exchanges, units)))
-        errors["framework"] = max(spread, units_spread)
+        # Only the exchanges of the outermost level: it joins all ranks, as a training does.
+        found["pass_seconds"], found["runtime_seconds"], errors["framework"] = measure_runtime(
+            levels[-1].exchanges, repeats=repeats
+        )
     # One writer: several on one machine would share its disk.
     if folder is not None and here.rank == 0:
         report_phase("storage")

@@ -21,18 +21,17 @@ from trainwright.cluster.calibration.timing import (
     spread_of_middle,
     synchronized_clock,
 )
-from trainwright.cluster.network import FSDP_UNIT, ExchangeTimes
+from trainwright.cluster.network import ExchangeTimes
 
-__all__ = ["fit_rising", "measure_overlap", "measure_runtime", "measure_units"]
+__all__ = ["fit_rising", "measure_overlap", "measure_runtime"]
 
 Work = Callable[[], object]
 Timer = Callable[[], float]
 
 _SIDE = 128  # of the matrices that are multiplied during an exchange
 _MESSAGE = 4 * 2**20
-_UNITS, _WIDTHS = 4, (64, 256, 512, 1024, 2048)  # linear layers of a model, and their widths
-_MICRO = 4  # samples where nothing is to compute
-_PASSES = ((_WIDTHS[0], _MICRO), (256, 32), (512, 32), (1024, 32), (1024, 96))  # widths of layers, and samples
+_LAYERS = 4  # linear ones of a model
+_PASSES = ((64, 4), (256, 32), (512, 32), (1024, 32), (1024, 96))  # widths of layers, and samples
 _WARM, _IN_A_MOMENT, _LEAST_MOMENTS = 2, 2, 3  # repeats before those that count, those of a moment, moments at least
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MICROBATCHES = 8
@@ -77,49 +76,14 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
     return whole, spread_of_middle(moments)
 
 
-def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTimes, float]:
-    """Return the seconds that FSDP adds for a group of weights in a micro-batch, by their bytes, and the spread.
-
-    That is two gathers, a scatter, copies into and out of the buffers, and torch's own code: how much longer a step of
-    linear layers takes under FSDP. They are measured together, because collectives that are timed alone, one after the
-    other, find caches and threads in another state than collectives with computation in between.
-    """
-    # Each width is timed plain and under FSDP; the difference, divided by the number of layers, is one group's cost.
-    ranks, device = dist.get_world_size(), torch.device("cpu")
-    mesh = init_device_mesh("cpu", (ranks,))
-    # Weights in float32 are no larger than the largest message, but the smallest width is always measured.
-    widths = [width for width in _WIDTHS if 4 * width**2 <= max(largest, 4 * _WIDTHS[0] ** 2)]
-
-    def timers() -> list[Timer]:
-        samples = [torch.rand(_MICRO, width) for width in widths]
-        return [
-            _time_together(_make_step(model, sample), device)
-            for width, sample in zip(widths, samples, strict=True)
-            for model in (_make_layers(width), _make_sharded(width, mesh))
-        ]
-
-    # The difference of two noisy times may fall below 0, which no cost can be.
-    every = [
-        # Plain and sharded models alternate in the list of timers.
-        [max(1e-9, (divided - plain) / _UNITS) for plain, divided in zip(part[::2], part[1::2], strict=True)]
-        for part in _measure_moments(timers, device, repeats)
-    ]
-    # float32 weights and bias of one linear layer.
-    sizes = tuple(4 * (width + 1) * width for width in widths)
-    units = ExchangeTimes(operation=FSDP_UNIT, tier=tier, ranks=ranks, bytes=sizes, seconds=tuple(every[0]))
-    # The spread over the moments, relative to their mean, as a root mean square over all widths.
-    deviation = [spread_of_middle(times) / mean_of_middle(times) for times in zip(*every[1:], strict=True)]
-    return units, math.sqrt(statistics.fmean(each**2 for each in deviation))
-
-
 def measure_runtime(
     exchanges: Iterable[ExchangeTimes], *, repeats: int
 ) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]], float]:
     """Return a cluster's `pass_seconds` and `runtime_seconds`, and the relative spread over several moments.
 
     For models of several sizes: how much longer a step under DDP, with the mean of its loss, takes than the pass alone
-    and the all-reduce of its gradients; and how much longer a micro-batch of a pipeline with one stage a rank takes
-    than the pass and two messages. The pass alone is timed as in profiles (the least of several), because a plan adds
+    and the all-reduce of its gradients; one under FSDP than the pass, two gathers and a scatter of each layer; and a
+    micro-batch of a pipeline with one stage a rank than the pass and two messages. The pass alone is timed as in profiles (the least of several), because a plan adds
     the result to a profile. A fit over all sizes says how the difference grows with the pass.
     """
 
@@ -136,22 +100,25 @@ def measure_runtime(
         for width, samples in _PASSES:
             sample = torch.rand(samples, width)
             copied = DistributedDataParallel(_make_layers(width), gradient_as_bucket_view=True)
-            works = [_make_step(copied, sample, mean=True)]
+            works = [_make_step(copied, sample, mean=True), _make_step(_make_sharded(width, mesh), sample, mean=True)]
             works += [_make_pipeline(mesh, name, width, samples) for name in _SCHEDULES]
             found += [_time_alone(_make_step(_make_layers(width), sample, again=True))]
             found += [_time_together(work, device) for work in works]
         return found
 
-    # What the exchanges of each model take by themselves: the sum of all gradients, and two messages a micro-batch.
-    summed = [seconds("all_reduce", 4 * _UNITS * (width + 1) * width) for width, _ in _PASSES]
+    # What the exchanges of each model take by themselves: the sum of all gradients, gathers and scatters of the layers,
+    # and two messages a micro-batch.
+    sizes = [4 * (width + 1) * width for width, _ in _PASSES]  # of a layer's weights and bias in float32
+    summed = [seconds("all_reduce", _LAYERS * size) for size in sizes]
+    sharded = [_LAYERS * (2 * seconds("all_gather", size) + seconds("reduce_scatter", size)) for size in sizes]
     sends = [2 * seconds("send", 4 * width * samples) for width, samples in _PASSES]
     # A pipeline of p ranks takes p - 1 slots more than it has micro-batches.
     slots = _MICROBATCHES + dist.get_world_size() - 1
     found = []
     for times in _measure_moments(timers, device, repeats):
-        # The timers come in groups: the pass alone, under DDP, then under each schedule.
-        own, *together = (times[place :: 2 + len(_SCHEDULES)] for place in range(2 + len(_SCHEDULES)))
-        ways = zip(together, (1, *[slots] * len(_SCHEDULES)), (summed, *[sends] * len(_SCHEDULES)), strict=True)
+        # The timers come in groups: the pass alone, under DDP, under FSDP, then under each schedule.
+        own, *together = (times[place :: 3 + len(_SCHEDULES)] for place in range(3 + len(_SCHEDULES)))
+        ways = zip(together, (1, 1, slots, slots), (summed, sharded, sends, sends), strict=True)
         # What a slot takes longer than the pass and its exchange is the runtime's own time.
         longer = [
             [
@@ -169,7 +136,7 @@ def measure_runtime(
     mean = math.hypot(*(statistics.fmean(times) for times in zip(*every, strict=True)))
     # A cluster's `pass_seconds` must rise.
     order = sorted(range(len(own)), key=own.__getitem__)
-    names = ("step", *_SCHEDULES)
+    names = ("step", "fsdp", *_SCHEDULES)
     smooth = (fit_rising(own, times) for times in longer)
     runtimes = {name: tuple(times[place] for place in order) for name, times in zip(names, smooth, strict=True)}
     return tuple(own[place] for place in order), runtimes, deviation / mean if mean else 0.0
@@ -223,7 +190,7 @@ def _time_together(work: Work, device: torch.device) -> Timer:
 
 
 def _make_layers(width: int) -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(_UNITS)))
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(_LAYERS)))
 
 
 def _make_sharded(width: int, mesh: DeviceMesh) -> nn.Module:

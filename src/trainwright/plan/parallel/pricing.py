@@ -10,7 +10,7 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.plan.parallel.block_costs import BlockCosts, block_costs
-from trainwright.plan.parallel.collective_seconds import all_seconds, group_seconds, measured_group_costs
+from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.exposure import StageTimes, exposed_seconds
 from trainwright.plan.parallel.footprint import MemoryFootprint, footprint
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
@@ -221,7 +221,7 @@ class Pricer:
 
         Where FSDP was measured, on processors, each of its exchanges is waited for where it is called.
         """
-        waits = int(prices.mesh.zero[row]) == 3 and measured_group_costs(self.cluster) is not None
+        waits = int(prices.mesh.zero[row]) == 3 and "fsdp" in self.cluster.runtime_seconds
         beside = 0.0 if waits else self.cluster.overlap
         return max(float(prices.exposed[row]), exposed_seconds(prices.stage_times(row), beside))
 
@@ -244,8 +244,10 @@ class Pricer:
         one = busy + a_pass
         # By how much the slowest stage takes longer than the mean of the others.
         earlier = busy - (whole - busy) / np.maximum(1, stages - 1)
+        sharded = (mesh.zero == 3) & (mesh.shard > 1)
         for runtime, chosen, times, per_pass, slack in (
-            ("step", together, 1.0, mesh.microbatches * one, 0.0),
+            ("step", together & ~sharded, 1.0, mesh.microbatches * one, 0.0),
+            ("fsdp", sharded, passes, one, 0.0),
             ("gpipe", (stages > 1) & gpipe, passes, one, earlier),
             ("1f1b", (stages > 1) & ~gpipe, passes, one, earlier),
         ):
@@ -254,8 +256,6 @@ class Pricer:
                 longer = np.interp(per_pass, cluster.pass_seconds, known)
                 longer = np.maximum(longer - slack, np.minimum(longer, known[0]))
                 found += np.where(chosen, times * longer, 0.0)
-        units = (mesh.zero == 3) & (mesh.shard > 1)
-        found += np.where(units, passes * (runs @ group_seconds(arrays, cluster)), 0.0)
         return found
 
     def by_cut(self, mesh: Mesh) -> list[tuple[Ints, PipelineStages]]:
