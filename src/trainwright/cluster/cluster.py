@@ -57,8 +57,8 @@ class Cluster(Settings):
     devices that work independently of their host."""
     runtime_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
     """How much longer each of these took in a training than the pass and its exchanges: as a "step" on several devices,
-    and as a micro-batch of FSDP or of a pipeline, by schedule. That is torch's own code, the mean of the loss, waiting for delayed
-    ranks, and micro-batches that evict each other from caches."""
+    and as a micro-batch of FSDP or of a pipeline, by schedule. That is torch's own code, the mean of the loss, waiting
+    for delayed ranks, and micro-batches that evict each other from caches."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
     seen: Mapping[str, tuple[float, float]] = field(default_factory=dict, kw_only=True)

@@ -83,8 +83,9 @@ def measure_runtime(
 
     For models of several sizes: how much longer a step under DDP, with the mean of its loss, takes than the pass alone
     and the all-reduce of its gradients; one under FSDP than the pass, two gathers and a scatter of each layer; and a
-    micro-batch of a pipeline with one stage a rank than the pass and two messages. The pass alone is timed as in profiles (the least of several), because a plan adds
-    the result to a profile. A fit over all sizes says how the difference grows with the pass.
+    micro-batch of a pipeline with one stage a rank than the pass and two messages. The pass alone is timed as in
+    profiles (the least of several), because a plan adds the result to a profile. A fit over all sizes says how the
+    difference grows with the pass.
     """
 
     def seconds(operation: str, size: int) -> float:
