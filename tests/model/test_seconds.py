@@ -145,9 +145,9 @@ def test_round_trip(tmp_path):
         ({"schema": 7}, "schema: got 7; allowed: 2; trace the model again"),
         ({"torch_version": "1.0.0"}, "traced by torch 1.0.0, here is torch 2"),
         ({"batch": 3}, "is not that of its content"),
-        ({"colour": "red"}, "got the field 'colour'; allowed: "),
-        ({"blocks": [3]}, "block 1: got 3; allowed: an object"),
-        ({"blocks": [{"layers": [{"name": "x"}]}]}, "block 1, name: got nothing"),
+        ({"colour": "red"}, "colour: unknown key; allowed: "),
+        ({"blocks": [3]}, "block 1: got 3; allowed: a table of keys"),
+        ({"blocks": [{"layers": [{"name": "x"}]}]}, "block 1, name: missing"),
     ],
 )
 def test_files_that_are_refused(tmp_path, change, words):

@@ -4,7 +4,6 @@ Keys are the fields of the dataclasses; the levels of the network are listed und
 `devices_per_node` may be left out: the first level is then a node, and the last one the whole cluster.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -13,12 +12,13 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 from trainwright.cluster.device import Device
 from trainwright.cluster.network import NetworkLevel
-from trainwright.errors import InputError, MissingExtra, closest
+from trainwright.errors import InputError, MissingExtra
 from trainwright.files import read_text, write_text
+from trainwright.records import KeyPath, read_record, read_value
 from trainwright.settings import settings_of
 
 __all__ = ["read_cluster", "write_cluster"]
@@ -27,9 +27,8 @@ SCHEMA = 1
 C = TypeVar("C")
 """The class `Cluster`: it imports this module, so it is passed in."""
 
-KeyPath = tuple[str | int, ...]
-
 _YAML = (".yaml", ".yml")
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 # Levels of a file.
 _DEEPEST = 20
 _BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
@@ -81,73 +80,17 @@ class _Reader:
                 ("schema",), f"got {reprlib.repr(schema)}; allowed: {SCHEMA}; a newer Trainwright reads newer files"
             )
         # The levels are read first: they say how many devices and nodes there are where the file does not.
-        levels = self.read_value(tuple[NetworkLevel, ...], content.get("tier", []), ("tier",))
+        levels = read_value(tuple[NetworkLevel, ...], content.get("tier", []), self.key_error, ("tier",))
         content.setdefault("devices_per_node", levels[0].devices if levels else 1)
-        node = self.read_value(int, content["devices_per_node"], ("devices_per_node",))
+        node = read_value(int, content["devices_per_node"], self.key_error, ("devices_per_node",))
         content.setdefault("nodes", max(1, levels[-1].devices // max(1, node)) if levels else 1)
-        found: Any = self.read_record(kind, content, (), _NEEDED_OF_CLUSTER)
+        needed = {kind: _NEEDED_OF_CLUSTER, Device: _NEEDED_OF_DEVICE}
+        found: Any = read_record(kind, content, self.key_error, names=_FILE_KEYS, needed=needed)
         if not levels and found.devices > 1:
             raise self.key_error(("tier",), f"missing; allowed: tiers that join the cluster's {found.devices} devices")
         if not force_units:
             self.check_units(found)
         return found  # type: ignore[no-any-return]
-
-    def read_record(self, kind: type, content: Any, path: KeyPath, needed: tuple[str, ...] = ()) -> Any:
-        """Build a dataclass from a mapping whose keys are its fields."""
-        if not isinstance(content, dict):
-            raise self.key_error(path, f"got {reprlib.repr(content)}; allowed: a table of keys")
-        fields = {_FILE_KEYS.get(field.name, field.name): field for field in settings_of(kind)}
-        # Unknown keys are refused before missing ones: a misspelt key is both.
-        for key in content:
-            if key not in fields:
-                raise self.key_error(
-                    (*path, key), f"unknown key; allowed: {', '.join(fields)}{closest(str(key), fields)}"
-                )
-        for key, field in fields.items():
-            if key not in content and (field.default is dataclasses.MISSING or key in needed):
-                raise self.key_error((*path, key), "missing; every file has it")
-        values = {
-            fields[key].name: self.read_value(fields[key].type, value, (*path, key)) for key, value in content.items()
-        }
-        try:
-            return kind(**values)
-        except InputError as error:  # "NetworkLevel.bandwidth: got -1; allowed: ..."
-            # The dataclass names its field; the file's message needs the key's path and line.
-            where, _, problem = str(error).partition(": ")
-            raise self.key_error((*path, *_path_below_record(where)), problem) from None
-
-    def read_value(self, kind: Any, value: Any, path: KeyPath) -> Any:
-        """Return a value of a field's type."""
-        if dataclasses.is_dataclass(kind):
-            needed = _NEEDED_OF_DEVICE if kind is Device else ()
-            return self.read_record(kind, value, path, needed)  # type: ignore[arg-type]
-        if get_origin(kind) is tuple:
-            if not isinstance(value, list):
-                raise self.key_error(path, f"got {reprlib.repr(value)}; allowed: a list")
-            return tuple(self.read_value(get_args(kind)[0], item, (*path, place)) for place, item in enumerate(value))
-        if get_origin(kind) is Mapping:
-            if not isinstance(value, dict):
-                raise self.key_error(path, f"got {reprlib.repr(value)}; allowed: a table of keys")
-            return {str(key): self.read_value(get_args(kind)[1], item, (*path, key)) for key, item in value.items()}
-        if kind in {int, float}:
-            return self.read_number(kind, value, path)
-        if not isinstance(value, kind):
-            raise self.key_error(
-                path, f"got {reprlib.repr(value)}; allowed: {'true or false' if kind is bool else 'a text'}"
-            )
-        return value
-
-    def read_number(self, kind: type, value: Any, path: KeyPath) -> float:
-        if self.path.suffix in _YAML and isinstance(value, str):  # what YAML makes of 16e9
-            with contextlib.suppress(ValueError):
-                value = float(value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.key_error(path, f"got {reprlib.repr(value)}; allowed: a number")
-        if kind is float:
-            return float(value)
-        if isinstance(value, float) and not value.is_integer():
-            raise self.key_error(path, f"got {reprlib.repr(value)}; allowed: a whole number")
-        return int(value)
 
     def check_units(self, cluster: Any) -> None:
         # Every bandwidth, with the place of its key for the message.
@@ -176,16 +119,6 @@ class _Reader:
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         where = ", ".join(filter(None, [f"cluster file {self.path}", f"line {line}" if line else "", name]))
         return InputError(f"{where}: {problem}")
-
-
-def _path_below_record(where: str) -> KeyPath:
-    """Return the path in "Cluster.tiers[2].name" below its record: ("tier", 2, "name")."""
-    path: list[str | int] = []
-    for part in where.split(".")[1:]:
-        key, _, place = part.rstrip("]").partition("[")
-        path.append(_FILE_KEYS.get(key, key))
-        path += [int(place)] if place else []
-    return tuple(path)
 
 
 def _find_line(text: str, path: KeyPath) -> int | None:
@@ -232,7 +165,10 @@ def _parse_yaml(text: str) -> Any:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST:
             raise ValueError(f"it has aliases, or more than {_DEEPEST} levels; write values out")
-    return yaml.safe_load(text)
+    # YAML takes 16e9 for a text, TOML for a number.
+    loader = type("_Loader", (yaml.SafeLoader,), {})
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("+-.0123456789"))
+    return yaml.load(text, Loader=loader)
 
 
 def _fields_of(record: Any, needed: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from typing import Any
 
 from trainwright.errors import ChainError
 from trainwright.files import read_json, write_text
-from trainwright.model.records import read_record
+from trainwright.records import fail_with, read_record
 from trainwright.validators import check, integer, number
 
 __all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Stage", "with_least_peaks"]
@@ -191,7 +191,8 @@ class Chain:
             raise ChainError("chain: got no object with 'stages'; allowed: what Chain.to_json writes")
         if content.get("schema", SCHEMA) != SCHEMA:
             raise ChainError(f"chain, schema: got {content['schema']!r}; allowed: {SCHEMA}")
-        return read_record(cls, {name: content[name] for name in content if name != "schema"}, "chain", ChainError)
+        values = {name: content[name] for name in content if name != "schema"}
+        return read_record(cls, values, fail_with("chain", ChainError))
 
     def save(self, path: str | Path) -> None:
         """Write the chain as a JSON file."""

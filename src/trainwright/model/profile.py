@@ -14,7 +14,7 @@ from trainwright.files import read_json, write_text
 from trainwright.model.chain import Chain
 from trainwright.model.layer import ProfileFields, stages_of
 from trainwright.model.measure.roofline import predict_seconds
-from trainwright.model.records import check_schema, read_record
+from trainwright.records import check_schema, fail_with, read_record
 
 if TYPE_CHECKING:
     from torch import nn
@@ -144,9 +144,10 @@ class Profile(ProfileFields):
             path, "profile", allowed="a file that Profile.trace(model, sample).save(path) wrote", error=ProfileError
         )
         where = f"profile {str(path)!r}"
-        content = check_schema(document, SCHEMA, where, ProfileError, _RETRACE)
+        fail = fail_with(where, ProfileError, _RETRACE)
+        content = check_schema(document, SCHEMA, fail)
         values = {name: value for name, value in content.items() if name not in {"schema", "hash"}}
-        profile = read_record(cls, values, where, ProfileError, _RETRACE)
+        profile = read_record(cls, values, fail)
         installed = _installed_torch()
         # Another torch may save other tensors: its bytes would be wrong, so the profile is refused.
         if profile.torch_version and installed and profile.torch_version.split("+")[0] != installed.split("+")[0]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from trainwright.errors import InputError
 from trainwright.files import read_json, write_text
-from trainwright.model.records import check_schema, read_record
 from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.strategies.registry import AXES
+from trainwright.records import check_schema, fail_with, read_record
 from trainwright.settings import Settings
 from trainwright.validators import check, flag, integer, one_of
 
@@ -130,9 +130,9 @@ class Layout(Settings, error=InputError):
     def load(cls, path: str | Path) -> Self:
         """Return what a file holds that `save` or `trainwright plan --out` wrote. Raises `InputError` for others."""
         document = read_json(path, "plan", allowed="a file that `trainwright plan MODEL ... --out FILE` wrote")
-        where = f"plan {str(path)!r}"
-        content = check_schema(document, _SCHEMA, where, InputError, _ADVICE)
+        fail = fail_with(f"plan {str(path)!r}", advice=_ADVICE)
+        content = check_schema(document, _SCHEMA, fail)
         values = content.get("layout")
         if cls is not Layout and isinstance(values, Mapping):
             values = {**values, **(content.get("forecast") or {})}
-        return read_record(cls, values, where, InputError, _ADVICE)
+        return read_record(cls, values, fail)

@@ -78,15 +78,15 @@ def test_files_hold_everything(tmp_path):
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        (lambda c: c["stages"][0].pop("saved_bytes"), "stage 1, saved_bytes: got nothing"),
-        (lambda c: c["stages"][0].update(saved=1), "stage 1: got the field 'saved'"),
+        (lambda c: c["stages"][0].pop("saved_bytes"), "stage 1, saved_bytes: missing"),
+        (lambda c: c["stages"][0].update(saved=1), "stage 1, saved: unknown key"),
         (lambda c: c["stages"][1].update(options=3), "stage 2, options: got 3"),
         (lambda c: c["stages"].append(7), "stage 3: got 7"),
         (lambda c: c.update(stages=[]), "at least one stage"),
         (lambda c: c.update(stages=5), "stages: got 5"),
         (lambda c: c.update(schema=99), "schema: got 99"),
         (lambda c: c.update(fixed=4), "fixed: got 4"),
-        (lambda c: c.update(budget=4), "got the field 'budget'"),
+        (lambda c: c.update(budget=4), "budget: unknown key"),
         (lambda c: c["stages"][0].update(forward_seconds="1"), "forward_seconds: got '1'"),
     ],
 )
