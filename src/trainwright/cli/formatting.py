@@ -1,11 +1,11 @@
 """Times and sizes as a person types and reads them, and tables for a terminal."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trainwright.errors import InputError
 
-__all__ = ["print_table", "seconds", "size"]
+__all__ = ["print_rows", "print_table", "seconds", "size"]
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -26,6 +26,12 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def print_rows(rows: Sequence[Mapping[str, object]], *, left: int = 1) -> None:
+    """Print rows that are cells by the names of their columns, as `print_table` does; no rows print nothing."""
+    if rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows], left=left)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> None:

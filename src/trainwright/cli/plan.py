@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from trainwright.cli._plan_calibrate import calibrate
 from trainwright.cli._plan_speeds import SpeedOf
 from trainwright.cli.command import Result, make_group, options_of
-from trainwright.cli.formatting import print_table, size
+from trainwright.cli.formatting import print_rows, size
 from trainwright.cli.inputs import OracleSettings, read_costs, read_degrees, read_devices, read_profile
 from trainwright.cli.plan_fit import fit
 from trainwright.cli.workflow.plan import PlanStage
@@ -163,7 +163,7 @@ def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | Non
         }
         for plan in ranking[:top]
     ]
-    print_table(list(rows[0]), [list(row.values()) for row in rows], left=2)
+    print_rows(rows, left=2)
     if any(plan.within_error_of_best for plan in ranking[:top]):
         print("= : shares more than half of its interval with the first")
     if len(ranking) > top:

@@ -1,21 +1,21 @@
 """`trainwright plan fit RUNS.csv`: calibrate the oracle on training steps that were timed, and predict others."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 
 from trainwright.cli.command import ClusterName, Nodes, Result
-from trainwright.cli.formatting import print_table
+from trainwright.cli.formatting import print_rows
 from trainwright.cli.inputs import find_cluster
 from trainwright.cluster import Cluster
 from trainwright.plan import Forecast, Oracle
 from trainwright.plan.fit.baselines import constant_mfu_seconds, constant_seconds
-from trainwright.plan.fit.fit_runs import FittedConstant, RunFit, fit_runs
+from trainwright.plan.fit.fit_runs import FittedConstant, fit_runs
 from trainwright.plan.fit.measured_run import MeasuredRun
 from trainwright.plan.fit.run_table import read_runs
 
@@ -71,11 +71,12 @@ def fit(
     }
 
     def show() -> None:
-        _show_constants(fitted)
-        _show_errors(table.runs, fitted.residuals, constant_seconds(table.runs, table.runs),
-                     constant_mfu_seconds(machine, table.runs, table.runs))  # fmt: skip
+        print_rows([_describe_constant(name, each) for name, each in fitted.constants.items()])
+        print(f"\n{len(table.runs)} runs, as they are fitted:")
+        print_rows(_describe_errors(machine, table.runs, fitted.residuals))
         if others is not None:
-            _show_predictions(others.runs, forecasts)
+            print()
+            print_rows([_describe_prediction(run, plan) for run, plan in zip(asked, forecasts, strict=True)], left=2)
         for note in notes:
             print(f"note: {note}")
         if out is not None:
@@ -111,47 +112,35 @@ def _list_beyond_memory(cluster: Cluster, runs: Sequence[MeasuredRun], forecasts
     return [f"{words} (first: {beyond[0]}): are recompute, zero and optimizer what was run?"]
 
 
-def _show_constants(fitted: RunFit) -> None:
-    def words(each: FittedConstant) -> str:
-        return f"{each.value / each.factor:.3g} - {each.value * each.factor:.3g}"
-
-    print_table(
-        ["constant", "before", "fitted", "68 % range", "what the runs say of it"],
-        [
-            [name, f"{each.start:.3g}", f"{each.value:.3g}", words(each), each.state]
-            for name, each in fitted.constants.items()
-        ],
-    )
-
-
-def _show_errors(runs: Sequence[MeasuredRun], residuals: Sequence[float], seconds: Any, mfu: Any) -> None:
-    measured = np.array([run.seconds for run in runs])
-    errors: Mapping[str, Any] = {
-        "oracle": np.expm1(np.array(residuals)),
-        "constant MFU": mfu / measured - 1,
-        "constant seconds": seconds / measured - 1,
+def _describe_constant(name: str, each: FittedConstant) -> dict[str, str]:
+    return {
+        "constant": name,
+        "before": f"{each.start:.3g}",
+        "fitted": f"{each.value:.3g}",
+        "68 % range": f"{each.value / each.factor:.3g} - {each.value * each.factor:.3g}",
+        "what the runs say of it": each.state,
     }
-    print(f"\n{len(runs)} runs, as they are fitted:")
-    print_table(
-        ["", "mean error", "worst"],
-        [[name, f"{100 * abs(each).mean():.1f} %", f"{100 * abs(each).max():.0f} %"] for name, each in errors.items()],
-    )
 
 
-def _show_predictions(runs: Sequence[MeasuredRun], forecasts: Sequence[Forecast]) -> None:
-    print()
-    print_table(
-        ["model", "strategy", "devices", "batch", "s/iteration", "low - high"],
-        [
-            [
-                run.model,
-                run.layout.strategy,
-                run.layout.devices,
-                run.layout.batch,
-                f"{plan.seconds_per_iteration:.3g}",
-                " - ".join(f"{end:.3g}" for end in plan.interval),
-            ]
-            for run, plan in zip(runs, forecasts, strict=True)
-        ],
-        left=2,
-    )
+def _describe_errors(cluster: Cluster, runs: Sequence[MeasuredRun], residuals: Sequence[float]) -> list[dict[str, str]]:
+    measured = np.array([run.seconds for run in runs])
+    errors = {
+        "oracle": np.expm1(np.array(residuals)),
+        "constant MFU": constant_mfu_seconds(cluster, runs, runs) / measured - 1,
+        "constant seconds": constant_seconds(runs, runs) / measured - 1,
+    }
+    return [
+        {"": name, "mean error": f"{100 * abs(each).mean():.1f} %", "worst": f"{100 * abs(each).max():.0f} %"}
+        for name, each in errors.items()
+    ]
+
+
+def _describe_prediction(run: MeasuredRun, plan: Forecast) -> dict[str, object]:
+    return {
+        "model": run.model,
+        "strategy": plan.strategy,
+        "devices": plan.devices,
+        "batch": plan.batch,
+        "s/iteration": f"{plan.seconds_per_iteration:.3g}",
+        "low - high": " - ".join(f"{end:.3g}" for end in plan.interval),
+    }
