@@ -114,7 +114,9 @@ def model(
     for number, ranking in found.items():
         _show_ranking(number, ranking, top=top, samples=samples, speeds=speeds)
     if out is not None:
-        best = found[numbers[-1]][0]
+        # A file is for training: the best plan that it sets up.
+        ranked = found[numbers[-1]]
+        best = next((plan for plan in ranked if not plan.refusal), ranked[0])
         best.save(out)
         print(f"\n{best.strategy} on {best.devices} devices: {out}")
     return Result(
@@ -136,6 +138,7 @@ def _collect_content(plan: Forecast, samples: int | None, speeds: SpeedOf) -> di
         **asdict(plan),
         "devices": plan.devices,
         "seconds_per_iteration": plan.seconds_per_iteration,
+        "refusal": plan.refusal,
         **speeds.describe(plan),
         "hours": None if hours is None else hours / plan.devices,
         "device_hours": hours,
@@ -151,7 +154,7 @@ def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | Non
     parts = [name for name in asdict(ranking[0].breakdown) if any(getattr(p.breakdown, name) for p in ranking[:top])]
     rows = [
         {
-            "strategy": plan.strategy + (" =" if plan.within_error_of_best else ""),
+            "strategy": plan.strategy + " =" * plan.within_error_of_best + " *" * bool(plan.refusal),
             "divided": _describe_division(plan),
             "micro": plan.micro_batch,
             "s/iteration": _shorten(plan.seconds_per_iteration),
@@ -166,6 +169,8 @@ def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | Non
     print_rows(rows, left=2)
     if any(plan.within_error_of_best for plan in ranking[:top]):
         print("= : shares more than half of its interval with the first")
+    for refusal in dict.fromkeys(plan.refusal for plan in ranking[:top] if plan.refusal):
+        print(f"* : priced, but not set up by trial.prepare(plan=...): {refusal}")
     if len(ranking) > top:
         print(f"{len(ranking) - top} more strategies are slower; --top shows them")
     print(f"\n{_show_winner(ranking)}")

@@ -166,7 +166,7 @@ def _parse_yaml(text: str) -> Any:
         if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST:
             raise ValueError(f"it has aliases, or more than {_DEEPEST} levels; write values out")
     # YAML takes 16e9 for a text, TOML for a number.
-    loader = type("_Loader", (yaml.SafeLoader,), {})
+    loader: Any = type("_Loader", (yaml.SafeLoader,), {})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("+-.0123456789"))
     return yaml.load(text, Loader=loader)
 

@@ -15,6 +15,7 @@ from trainwright.errors import InputError
 from trainwright.files import read_json, write_text
 from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.strategies.registry import AXES
+from trainwright.plan.runnable import refusal_of
 from trainwright.records import check_schema, fail_with, read_record
 from trainwright.settings import Settings
 from trainwright.validators import check, flag, integer, one_of
@@ -108,6 +109,11 @@ class Layout(Settings, error=InputError):
     def devices(self) -> int:
         """Devices that the layout uses."""
         return self.degrees.devices
+
+    @property
+    def refusal(self) -> str:
+        """Why `trial.prepare(plan=...)` does not set this layout up, whatever the model; "" where it does."""
+        return refusal_of(self)
 
     @property
     def layout(self) -> "Layout":

@@ -18,39 +18,82 @@ if TYPE_CHECKING:
 __all__ = ["workspace_bytes"]
 
 _CHANNELS = 16  # of a block
+_COLOURS = 3  # of an image, which a convolution reads as it is
+_PADDED = 17 / 16  # rows of matrices that a recurrent layer copies are a little longer than they need be
 _HALF = {torch.float16, torch.bfloat16}
-_FORWARD = frozenset({"convolution", "_convolution"})
-_BACKWARD = frozenset({"convolution_backward"})
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _REDUCTIONS = frozenset({"sum", "mean"})
-_THREAD_BYTES = 2**18  # of each thread's buffer
+_THREAD_BYTES, _PANEL_BYTES = 2**18, 2**15  # of each thread, in attention and in products in half precision
+_SMALL_BYTES = 2**17  # of what is turned round in half precision
 
 
 def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[TensorShape]") -> int:
-    """Return the bytes that an operation borrows while it runs, 0 for those that need none."""
+    """Return the bytes that an operation borrows beyond its results while it runs, 0 for those that need none."""
     name = func._overloadpacket.__name__ if hasattr(func, "_overloadpacket") else ""  # noqa: SLF001 -- torch's own name
     tensors: list[TensorShape] = [each for each in arguments if hasattr(each, "elements")]
     if not tensors:
         return 0
-    if name in _FORWARD:
-        source, weight = tensors[:2]
-        # With channels innermost nothing is copied but weights.
-        return weight.bytes + (0 if _channels_last(source) else _blocked(results[0]))
-    if name in _BACKWARD:
-        gradient, source, weight = tensors[:3]
-        if _channels_last(source) and weight.shape[1] == 1:
-            # Depthwise: the gradient of each group's weight is a block of channels by channels, in fp32, and then cast.
-            cast = weight.dtype.itemsize if weight.dtype in _HALF else 0
-            return weight.bytes + weight.elements * _CHANNELS**2 * (torch.float32.itemsize + cast)
-        return _blocked(gradient) + _blocked(source) + weight.bytes
-    if name in _PRODUCTS and tensors[0].dtype in _HALF:
-        return max(each.bytes for each in tensors[-2:])
-    if name in _REDUCTIONS and tensors[0].dtype in _HALF:
+    half = tensors[0].dtype in _HALF
+    if name in {"convolution", "_convolution"}:
+        return 2 * results[0].bytes if arguments[6] else _convolution_bytes(*tensors[:2], results[0], half=half)
+    if name == "convolution_backward":
+        return _convolution_backward_bytes(*tensors[:3], half=half)
+    if name.startswith("mkldnn_rnn_layer"):
+        return _recurrent_bytes(*tensors[:3], backward=name.endswith("backward"), half=half)
+    if name == "native_batch_norm_backward":
+        return tensors[0].bytes
+    if name in _PRODUCTS and half:
+        return max(each.bytes for each in tensors[-2:]) + torch.get_num_threads() * _PANEL_BYTES
+    if name in _REDUCTIONS and half:
         return 2 * tensors[0].bytes
     if name.startswith("_scaled_dot_product") and name.endswith("_backward"):
         queries = tensors[1]
         return (2 if queries.dtype in _HALF else 1) * queries.bytes + torch.get_num_threads() * _THREAD_BYTES
     return 0
+
+
+def _convolution_bytes(source: "TensorShape", weight: "TensorShape", result: "TensorShape", *, half: bool) -> int:
+    """Return what a convolution takes: operands in blocks before the result is there, then the result in both forms."""
+    # With channels innermost nothing is copied but weights.
+    if _channels_last(source):
+        return weight.bytes
+    operands = _blocked_source(source) + weight.bytes + _blocked(result) - result.bytes
+    if half and set(weight.shape[2:]) == {1} and weight.shape[1] > 1:
+        # Each thread adds up one sample in fp32.
+        operands += torch.get_num_threads() * _blocked(result) // result.shape[0] * 2
+    return max(operands, _blocked(result) + weight.bytes)
+
+
+def _convolution_backward_bytes(
+    gradient: "TensorShape", source: "TensorShape", weight: "TensorShape", *, half: bool
+) -> int:
+    """Return what the gradients of a convolution take: operands in blocks, and in half precision sums in fp32."""
+    if _channels_last(source) and weight.shape[1] == 1:
+        # Depthwise: the gradient of each group's weight is a block of channels by channels, in fp32, and then cast.
+        cast = weight.dtype.itemsize if half else 0
+        return weight.bytes + weight.elements * _CHANNELS**2 * (torch.float32.itemsize + cast)
+    operands = _blocked(gradient) + _blocked_source(source) + weight.bytes
+    if half:
+        operands += torch.get_num_threads() * weight.elements * torch.float32.itemsize + _SMALL_BYTES
+    # With strides the gradient of the input is there three times, as it is turned from one order into another.
+    strided = gradient.shape[2:] != source.shape[2:] and (half or weight.shape[1] > 1)
+    return max(operands, 2 * source.bytes if strided else 0)
+
+
+def _recurrent_bytes(
+    source: "TensorShape", weight: "TensorShape", hidden: "TensorShape", *, backward: bool, half: bool
+) -> int:
+    """Return what a recurrent layer takes: its matrices in another order, and the gates of all steps in fp32."""
+    matrices = weight.bytes + hidden.bytes
+    step = source.shape[1] * weight.shape[0] * torch.float32.itemsize
+    gates = source.shape[0] * step
+    if not half:
+        again = hidden.bytes if backward else 0
+        return int(_PADDED * (matrices + gates + again)) + step
+    if not backward:
+        return matrices + 2 * step
+    # The gradient of the output, a quarter of the gates, and those of both matrices are in fp32.
+    return gates // 4 + matrices + int(_PADDED * 2 * matrices) + 2 * step
 
 
 def _channels_last(tensor: "TensorShape") -> bool:
@@ -60,5 +103,9 @@ def _channels_last(tensor: "TensorShape") -> bool:
 def _blocked(tensor: "TensorShape") -> int:
     """Return the bytes of a tensor of (samples, channels, ...) in whole blocks of channels."""
     samples, channels, *places = tensor.shape
-    blocks = -(-channels // _CHANNELS)
-    return samples * blocks * _CHANNELS * math.prod(places) * tensor.dtype.itemsize
+    return samples * -(-channels // _CHANNELS) * _CHANNELS * math.prod(places) * tensor.dtype.itemsize
+
+
+def _blocked_source(source: "TensorShape") -> int:
+    """Return the bytes of a convolution's input in blocks; images are read as they are."""
+    return _blocked(source) if source.shape[1] > _COLOURS else 0

@@ -1,7 +1,7 @@
 """Setting up a model and its optimizer for a layout: one function for each strategy that can be trained."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
+from trainwright.plan.runnable import innermost_axis
 from trainwright.train.parallel.blocks import LAYERS, blocks_of, marked, refuse_hooks, replace_layers
 from trainwright.train.parallel.checkpointed_modules import recompute_blocks
 from trainwright.train.parallel.convolution.divided_layers import (
@@ -76,7 +77,9 @@ def set_up_model(
 
     The state of `optimizer` is part of a memory budget; `on_plan` is called with each plan of it.
     """
-    inner = _checked(plan)
+    if plan.refusal:
+        raise UnsupportedPlan.of(plan.strategy, plan.refusal)
+    inner = innermost_axis(plan)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     mesh = mesh_of(plan, device.type)
     if mesh is not None:
@@ -137,57 +140,9 @@ def _bucket_bytes(model: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _checked(plan: Layout) -> str:
-    """Return the degree that says how a plan is set up: that beside data, of pipelines "pipeline", else "data"."""
-    names = [field.name for field in fields(plan.degrees)]
-    inner = [name for name in names if name != "data" and getattr(plan.degrees, name) > 1]
-    name = inner[-1] if inner else "data"
-    degrees, known = plan.degrees, (*_SETUPS, "pipeline")
-    beside = f"{name} parallelism{f' with ZeRO {plan.zero}' if plan.zero else ''}"
-    both = name == "context" and degrees.tensor > 1
-    # Replicas of a pipeline would each choose what to run again from times of their own.
-    replicas = "replicated " if degrees.pipeline > 1 and degrees.data > 1 else ""
-    # What exchanges tensors within the model, or divides those between layers, cannot be run again by a plan.
-    no_budget = name not in {"data", "pipeline"} or plan.zero or degrees.tensor > 1 or replicas
-    refusals = [
-        (
-            len(inner) > 1 and set(inner) not in ({"tensor", "pipeline"}, {"tensor", "context"}),
-            f"{' and '.join(inner)} together; allowed: one of them, or tensor and pipeline or context, and data",
-        ),
-        (name not in known, f"there is no module for {name} parallelism; allowed: {', '.join(known)}"),
-        (
-            plan.zero and name in {"filter", "spatial"},
-            f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor, context, pipeline and channel",
-        ),
-        (both and plan.zero, f"ZeRO {plan.zero} beside tensor and context parallelism; allowed: without"),
-        (both and plan.sequence, "sequence parallelism beside tensor and context parallelism; allowed: without"),
-        (
-            plan.zero and name == "context" and plan.shard < degrees.data,
-            f"ZeRO over {plan.shard} of {degrees.data} data ranks beside context parallelism; allowed: over all",
-        ),
-        (
-            plan.memory is not None and no_budget,
-            f"a memory budget beside {replicas}{beside}; allowed: with data parallelism or a pipeline, without ZeRO",
-        ),
-        (
-            plan.compile and name != "data",
-            f"compile={plan.compile!r} beside {beside}; allowed: on one device, and with data parallelism (ZeRO too)",
-        ),
-        (plan.recompute not in _AGAIN, f"recompute={plan.recompute!r}; allowed: {', '.join(_AGAIN)}"),
-        (
-            plan.precision not in _AUTOCAST,
-            f"precision {plan.precision!r}; allowed: {', '.join(_AUTOCAST)}; cast model and batches yourself",
-        ),
-    ]
-    for refused, sentence in refusals:
-        if refused:
-            raise UnsupportedPlan.of(plan.strategy, sentence)
-    return name
-
-
 def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
     """Return a setup whose forward pass runs in the plan's precision."""
-    kind = _AUTOCAST[plan.precision]
+    kind = _CAST.get(plan.precision)
     if kind is None:
         return setup
 
@@ -364,7 +319,5 @@ _SETUPS: dict[str, Callable[[_Parts], Setup]] = {
     "context": _context,
     "tensor": _tensor,
 }
-_AGAIN = ("none", "selective", "full")
-"""Recomputation that is set up."""
-_AUTOCAST = {"fp32": None, "amp-bf16": torch.bfloat16}
-"""Precisions that are set up, and to what operations are cast."""
+_CAST = {"amp-bf16": torch.bfloat16}
+"""To what operations are cast, by precision."""
