@@ -93,17 +93,21 @@ def _make_family(name: str) -> nn.Module:
 
 
 class _Recurrent(nn.Module):
-    """Two layers of an LSTM over vectors."""
+    """Recurrent layers over vectors."""
 
-    def __init__(self) -> None:
+    def __init__(self, cells: type[nn.RNNBase], inputs: int, width: int, **settings: Any) -> None:
         super().__init__()
-        self.cells = nn.LSTM(32, 64, num_layers=2, batch_first=True)
-        self.head = nn.Linear(64, 10)
+        self.cells: nn.RNNBase = cells(inputs, width, batch_first=True, **settings)
+        self.head = nn.Linear(width * (1 + settings.get("bidirectional", False)), 10)
 
     def forward(self, series: Tensor) -> Tensor:
         """Return a class a step."""
         found: Tensor = self.head(self.cells(series)[0])
         return found
+
+
+def _series(length: int, width: int, n: int) -> tuple[Tensor, ...]:
+    return (torch.randn(n, length, width),)
 
 
 def _line(*parts: nn.Module) -> Callable[[], nn.Module]:
@@ -127,7 +131,47 @@ LINES: dict[str, Model] = {
               nn.Linear(40 * 16 * 16, 10)),
         lambda n: (torch.randn(n, 3, 64, 64),),
     ),
-    "recurrent": (_Recurrent, lambda n: (torch.randn(n, 40, 32),)),
+    "volumes with norms": (
+        _line(nn.Conv3d(1, 12, 3, padding=1), nn.InstanceNorm3d(12), nn.LeakyReLU(), nn.Conv3d(12, 24, 3, 2, 1),
+              nn.LeakyReLU(), nn.ConvTranspose3d(24, 12, 2, 2), nn.LeakyReLU(), nn.Conv3d(12, 3, 1)),
+        lambda n: (torch.randn(n // 2, 1, 24, 24, 24),),
+    ),
+    "volumes to classes": (
+        _line(nn.Conv3d(2, 20, 3, 2, 1), nn.BatchNorm3d(20), nn.ReLU(), nn.Conv3d(20, 40, 3, 2, 1), nn.BatchNorm3d(40),
+              nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(40, 3)),
+        lambda n: (torch.randn(n, 2, 24, 24, 24),),
+    ),
+    "waves": (
+        _line(nn.Conv1d(1, 64, 10, 5), nn.GELU(), nn.Conv1d(64, 64, 3, 2), nn.GELU(), nn.Conv1d(64, 96, 3, 2),
+              nn.GELU(), nn.Conv1d(96, 96, 2, 2)),
+        lambda n: (torch.randn(n, 1, 8000),),
+    ),
+    "series": (
+        _line(nn.Conv1d(40, 64, 5, padding=4, dilation=2), nn.BatchNorm1d(64), nn.ReLU(),
+              nn.Conv1d(64, 64, 15, groups=64, padding=7), nn.Conv1d(64, 128, 1), nn.GLU(1), nn.Conv1d(64, 30, 1)),
+        lambda n: (torch.randn(n, 40, 300),),
+    ),
+    "separable with strides": (
+        _line(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1, groups=32), nn.BatchNorm2d(32),
+              nn.Conv2d(32, 64, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 2, 1, groups=64), nn.BatchNorm2d(64),
+              nn.Conv2d(64, 128, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)),
+        partial(_images, 64),
+    ),
+    "separable of 7 x 7": (
+        _line(nn.Conv2d(3, 40, 4, 4), nn.Conv2d(40, 40, 7, 1, 3, groups=40), nn.GELU(), nn.Conv2d(40, 160, 1),
+              nn.GELU(), nn.Conv2d(160, 40, 1), nn.Conv2d(40, 20, 1)),
+        partial(_images, 96),
+    ),
+    "recurrent": (partial(_Recurrent, nn.LSTM, 32, 64, num_layers=2), partial(_series, 40, 32)),
+    **{
+        f"{cells.__name__} {words}": (partial(_Recurrent, cells, inputs, width, **settings),
+                                      partial(_series, length, inputs))
+        for cells in (nn.LSTM, nn.GRU, nn.RNN)
+        for words, inputs, width, length, settings in (
+            ("wide", 128, 256, 100, {}),
+            ("both ways", 64, 128, 60, {"num_layers": 2, "bidirectional": True}),
+        )
+    },
 }  # fmt: skip
 
 MODELS: dict[str, Model] = {

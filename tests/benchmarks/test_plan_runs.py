@@ -6,6 +6,7 @@ import json
 import pytest
 from benchmarks.plan import run as plan
 from benchmarks.plan.accuracy import SPLITS, score_across, score_within
+from benchmarks.plan.peaks import CONFIGURATIONS, measure
 from benchmarks.plan.sources import TABLES, read_sources
 
 
@@ -49,6 +50,16 @@ def test_scores_are_of_runs_that_were_not_fitted(tmp_path):
     assert score is not None
     assert (score.fitted, score.predicted) == (4, 6)
     assert score.error < min(score.constant_seconds, score.constant_mfu + 0.05)
+
+
+def test_what_kernels_borrow_is_predicted():
+    """Recurrent layers, separable, strided, transposed and volume convolutions: no false fit on the real allocator."""
+    names = ("recurrent", "LSTM both ways", "separable", "separable with strides", "volumes", "volumes with norms")
+    chosen = [one for one in CONFIGURATIONS if one.model in names]
+    assert len(chosen) == 2 * len(names)
+    found = measure(chosen)
+    assert found["false_fits"] == 0, found["rows"]
+    assert found["peak_error_median"] < 0.03
 
 
 def test_published_activations(tmp_path, capsys):

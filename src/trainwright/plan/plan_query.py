@@ -150,6 +150,11 @@ class PlanQuery(Settings, error=InputError, label=""):
         return total * mesh.devices if self.goal == "device-hours" else total
 
     @property
+    def by_seconds(self) -> bool:
+        """Whether the score is the seconds of a step themselves."""
+        return self.goal == "time" and self.input is None and self.saving is None
+
+    @property
     def memory_bytes(self) -> float:
         """Bytes that a device may use, infinite if nobody said."""
         known = self.max_memory_bytes or self.cluster.device.memory_bytes

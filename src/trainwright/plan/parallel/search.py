@@ -136,7 +136,7 @@ def _round(
 def _settle(pricer: Pricer, found: FamilyBest, prices: Prices, *, bound: Floats, rows: Ints, query: PlanQuery) -> None:
     """Follow the event list of candidates in the order of their bounds until the next bound is no better."""
     found.priced += len(rows)
-    peak = prices.memory.peak[rows]
+    peak, least = prices.memory.peak[rows], prices.total - prices.exposed
     found.least_bytes = min(found.least_bytes, float(peak[peak > query.memory_bytes].min(initial=np.inf)))
     rows = rows[peak <= query.memory_bytes]
     for row in rows[np.argsort(bound[rows], kind="stable")]:
@@ -144,9 +144,11 @@ def _settle(pricer: Pricer, found: FamilyBest, prices: Prices, *, bound: Floats,
             break
         # Only here is the event list followed: bounds have ruled out nearly all candidates.
         exposed = pricer.exposed(prices, row)
-        seconds = float(prices.total[row] - prices.exposed[row]) + exposed
-        size = prices.memory.peak[row : row + 1]
-        score = float(query.score(prices.mesh.take(np.array([row])), np.array([seconds]), size)[0])
+        seconds = float(least[row]) + exposed
+        score = seconds
+        if not query.by_seconds:
+            mesh, size = prices.mesh.take(np.array([row])), prices.memory.peak[row : row + 1]
+            score = float(query.score(mesh, np.array([seconds]), size)[0])
         if score < found.score or (score == found.score and _order(prices, row) < found.order):
             found.score, found.exposed, found.prices, found.row = score, exposed, prices, int(row)
             found.order = _order(prices, row)

@@ -1,0 +1,31 @@
+"""Plans that are priced and not set up say so, by the rules that set-up itself follows."""
+
+import pytest
+from oracle_cases import make_cluster, make_convolutions, make_transformer
+
+from trainwright.plan import Degrees, Layout, Oracle
+
+PROFILES = {"transformer": make_transformer(), "experts": make_transformer(experts=4), "images": make_convolutions()}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
+def test_rankings_say_what_is_not_set_up(name, precision):
+    """Experts, three axes at once and half precision by hand; data parallelism is always set up in fp32."""
+    ranking = Oracle(make_cluster(2, 4)).rank(PROFILES[name], batch=16, devices=8, precision=precision)
+    refusals = {plan.strategy: plan.refusal for plan in ranking}
+    if precision == "amp-fp16":
+        assert all(refusals.values())
+        return
+    assert not any(refusals[name] for name in ("serial", "data", "zero2", "fsdp") if name in refusals)
+    for strategy, refusal in refusals.items():
+        axes = set(strategy.split("+")) - {"data", "zero1", "zero2", "fsdp", "hsdp", "serial"}
+        several = len(axes) > 1 and axes not in ({"tensor", "pipeline"}, {"tensor", "context"})
+        assert bool(refusal) or not (several or "expert" in axes), strategy
+
+
+def test_a_layout_says_what_is_allowed():
+    layout = Layout(strategy="filter", degrees=Degrees(data=2, filter=2), batch=8, micro_batch=4, zero=3, shard=2)
+    assert layout.refusal == (
+        "ZeRO 3 beside filter parallelism; allowed: with data, tensor, context, pipeline and channel"
+    )
