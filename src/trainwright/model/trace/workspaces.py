@@ -35,7 +35,9 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
         return 0
     half = tensors[0].dtype in _HALF
     if name in {"convolution", "_convolution"}:
-        return 2 * results[0].bytes if arguments[6] else _convolution_bytes(*tensors[:2], results[0], half=half)
+        return (
+            2 * results[0].bytes if arguments[6] else _convolution_bytes(tensors[0], tensors[1], results[0], half=half)
+        )
     if name == "convolution_backward":
         return _convolution_backward_bytes(*tensors[:3], half=half)
     if name.startswith("mkldnn_rnn_layer"):
