@@ -95,7 +95,7 @@ def _make_family(name: str) -> nn.Module:
 class _Recurrent(nn.Module):
     """Recurrent layers over vectors."""
 
-    def __init__(self, cells: type[nn.RNNBase], inputs: int, width: int, **settings: Any) -> None:
+    def __init__(self, cells: Callable[..., nn.RNNBase], inputs: int, width: int, **settings: Any) -> None:
         super().__init__()
         self.cells: nn.RNNBase = cells(inputs, width, batch_first=True, **settings)
         self.head = nn.Linear(width * (1 + settings.get("bidirectional", False)), 10)
@@ -164,9 +164,9 @@ LINES: dict[str, Model] = {
     ),
     "recurrent": (partial(_Recurrent, nn.LSTM, 32, 64, num_layers=2), partial(_series, 40, 32)),
     **{
-        f"{cells.__name__} {words}": (partial(_Recurrent, cells, inputs, width, **settings),
+        f"{name} {words}": (partial(_Recurrent, cells, inputs, width, **settings),
                                       partial(_series, length, inputs))
-        for cells in (nn.LSTM, nn.GRU, nn.RNN)
+        for name, cells in (("LSTM", nn.LSTM), ("GRU", nn.GRU), ("RNN", nn.RNN))
         for words, inputs, width, length, settings in (
             ("wide", 128, 256, 100, {}),
             ("both ways", 64, 128, 60, {"num_layers": 2, "bidirectional": True}),
