@@ -92,10 +92,9 @@ def _recurrent_bytes(
     if not half:
         again = hidden.bytes if backward else 0
         return int(_PADDED * (matrices + gates + again)) + step
-    if not backward:
-        return matrices + 2 * step
     # The gradient of the output, a quarter of the gates, and those of both matrices are in fp32.
-    return gates // 4 + matrices + int(_PADDED * 2 * matrices) + 2 * step
+    sums = gates // 4 + int(_PADDED * 2 * matrices) if backward else 0
+    return matrices + sums + 2 * step + _SMALL_BYTES // 2
 
 
 def _channels_last(tensor: "TensorShape") -> bool:
