@@ -52,14 +52,15 @@ def test_scores_are_of_runs_that_were_not_fitted(tmp_path):
     assert score.error < min(score.constant_seconds, score.constant_mfu + 0.05)
 
 
-def test_what_kernels_borrow_is_predicted():
+@pytest.mark.parametrize(
+    "name", ["recurrent", "LSTM both ways", "separable", "separable with strides", "volumes", "volumes with norms"]
+)
+def test_what_kernels_borrow_is_predicted(name):
     """Recurrent layers, separable, strided, transposed and volume convolutions: no false fit on the real allocator."""
-    names = ("recurrent", "LSTM both ways", "separable", "separable with strides", "volumes", "volumes with norms")
-    chosen = [one for one in CONFIGURATIONS if one.model in names]
-    assert len(chosen) == 2 * len(names)
-    found = measure(chosen)
+    found = measure([one for one in CONFIGURATIONS if one.model == name])
+    assert found["configurations"] == 2
     assert found["false_fits"] == 0, found["rows"]
-    assert found["peak_error_median"] < 0.03
+    assert found["peak_error_worst"] < 0.12, found["rows"]
 
 
 def test_published_activations(tmp_path, capsys):

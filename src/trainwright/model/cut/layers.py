@@ -17,7 +17,6 @@ class LayerOperations:
 
     forward: list[int]
     backward: list[int] = field(default_factory=list)
-    update: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
