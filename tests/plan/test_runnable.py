@@ -29,3 +29,12 @@ def test_a_layout_says_what_is_allowed():
     assert layout.refusal == (
         "ZeRO 3 beside filter parallelism; allowed: with data, tensor, context, pipeline and channel"
     )
+
+
+def test_experts_are_not_divided_by_tensor_ranks():
+    """The profile tells that a model has experts, which training does not divide."""
+    degrees = Degrees(tensor=2)
+    for name, refused in (("experts", True), ("transformer", False)):
+        plan = Oracle(make_cluster(1, 2)).estimate(PROFILES[name], batch=8, degrees=degrees)
+        assert ("experts" in plan.refusal) is refused
+        assert not plan.layout.refusal

@@ -8,6 +8,7 @@ from typing import overload
 from trainwright.errors import InputError
 from trainwright.plan.layout import Layout
 from trainwright.plan.parallel.strategies.strategy import Operation, Phase
+from trainwright.plan.runnable import refusal_of
 
 __all__ = ["Bottleneck", "Breakdown", "Collective", "Forecast", "Ranking", "Rejection", "ScalingCurve"]
 
@@ -93,8 +94,15 @@ class Forecast(Layout):
     """How many times as long as its iterations a job takes, with what failures lose."""
     caveat: str = ""
     """Why the figures may err by more than the interval says, in a sentence; "" if nothing is known."""
+    model_refusal: str = ""
+    """Why training does not set this model up so, where its profile tells; "" if nothing is known."""
     collectives: tuple[Collective, ...] = ()
     bottlenecks: tuple[Bottleneck, ...] = ()
+
+    @property
+    def refusal(self) -> str:
+        """Why `trial.prepare(plan=...)` does not set this plan up, "" where it does as far as is known."""
+        return refusal_of(self) or self.model_refusal
 
     @property
     def seconds_per_iteration(self) -> float:

@@ -64,6 +64,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         activation_bytes=round(float(memory.activations[row])),
         inflation=float(factor[0]),
         caveat=_caveat(pricer, query),
+        model_refusal=_refuse_model(pricer, degrees),
         collectives=_collectives(listed),
     )
     return replace(
@@ -81,6 +82,13 @@ def _caveat(pricer: Pricer, query: PlanQuery) -> str:
         names = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         found.append(f"the work of {names} is not known and counts as none")
     return "; ".join(item for item in found if item)
+
+
+def _refuse_model(pricer: Pricer, degrees: Degrees) -> str:
+    """Return what of a model training does not divide: it divides linear layers, and experts are none."""
+    if degrees.tensor > 1 and any(layer.experts for layer in pricer.arrays.layers):
+        return "tensor parallelism of experts; allowed: data parallelism with any ZeRO level, and pipelines"
+    return ""
 
 
 def _collectives(listed: Sequence[tuple[Exchange, float]]) -> tuple[Collective, ...]:

@@ -36,6 +36,8 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
             f"{type(model).__name__} has no list of transformer blocks with linear layers that can be told apart; see "
             "the guide on parallel plans for how they are recognised",
         )
+    for block, _ in found:
+        _refuse_experts(block, strategy)
     if mesh.device_type == "cpu":
         teach_attention()
     # With sequence parallelism a tensor may be whole or a part: its length tells which.
@@ -54,6 +56,15 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
         for block in blocks:
             _divide_norms(block, mesh)
     return blocks
+
+
+def _refuse_experts(block: nn.Module, strategy: str) -> None:
+    """Refuse weights of several experts in one parameter, which no linear layer holds."""
+    for path, module in block.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim == 3 and not isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+                whose = f"{path}.{name}".lstrip(".")
+                raise UnsupportedPlan.of(strategy, f"{whose} holds experts; allowed: blocks of linear layers")
 
 
 def _check_divisible(stretch: Stretch, world: int, strategy: str) -> None:
