@@ -39,7 +39,7 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
             2 * results[0].bytes if arguments[6] else _convolution_bytes(tensors[0], tensors[1], results[0], half=half)
         )
     if name == "convolution_backward":
-        return _convolution_backward_bytes(*tensors[:3], half=half)
+        return _convolution_backward_bytes(*tensors[:3], wanted=bool(arguments[10][0]), half=half)
     if name.startswith("mkldnn_rnn_layer"):
         return _recurrent_bytes(*tensors[:3], backward=name.endswith("backward"), half=half)
     if name == "native_batch_norm_backward":
@@ -67,18 +67,21 @@ def _convolution_bytes(source: "TensorShape", weight: "TensorShape", result: "Te
 
 
 def _convolution_backward_bytes(
-    gradient: "TensorShape", source: "TensorShape", weight: "TensorShape", *, half: bool
+    gradient: "TensorShape", source: "TensorShape", weight: "TensorShape", *, wanted: bool, half: bool
 ) -> int:
-    """Return what the gradients of a convolution take: operands in blocks, and in half precision sums in fp32."""
+    """Return what the gradients of a convolution take: operands in blocks, and in half precision sums in fp32.
+
+    `wanted` says whether the input has a gradient: that of an image has none.
+    """
     if _channels_last(source) and weight.shape[1] == 1:
         # Depthwise: the gradient of each group's weight is a block of channels by channels, in fp32, and then cast.
         cast = weight.dtype.itemsize if half else 0
         return weight.bytes + weight.elements * _CHANNELS**2 * (torch.float32.itemsize + cast)
-    operands = _blocked(gradient) + _blocked_source(source) + weight.bytes
+    operands = _blocked(gradient) + weight.bytes + (_blocked(source) if wanted else _blocked_source(source))
     if half:
         operands += torch.get_num_threads() * weight.elements * torch.float32.itemsize + _SMALL_BYTES
     # With strides the gradient of the input is there three times, as it is turned from one order into another.
-    strided = gradient.shape[2:] != source.shape[2:] and (half or weight.shape[1] > 1)
+    strided = wanted and gradient.shape[2:] != source.shape[2:] and (half or weight.shape[1] > 1)
     return max(operands, 2 * source.bytes if strided else 0)
 
 
