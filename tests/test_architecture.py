@@ -32,6 +32,7 @@ BELOW_ALL = (
     "pareto",
     "plugins",
     "publishing",
+    "records",
     "randomness",
     "settings",
     "signals",

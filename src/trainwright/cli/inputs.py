@@ -25,6 +25,8 @@ __all__ = [
     "read_costs",
     "read_degrees",
     "read_devices",
+    "read_loss",
+    "read_module",
     "read_profile",
 ]
 
@@ -85,6 +87,25 @@ def read_profile(
         if is_config(read_json(model, "profile", allowed="a profile, or a model's config.json")):
             return describe_config(model, sequence=sequence, precision=described_in(precision))
         return Profile.load(model)
+    built, batch = read_module(model, sample)
+    # The plan knows more optimizers than a trace does, and names them.
+    optimizer_of(optimizer)
+    # A trace needs an optimizer that it knows; bytes of others are the plan's own.
+    known = optimizer if "=" not in optimizer else "adamw"
+    traced = described_in(precision) if precision == "amp-fp8" else precision
+    return Profile.trace(
+        built,
+        batch,
+        loss=read_loss(loss),
+        optimizer=known,
+        precision=traced,
+        fuse=fuse,
+        name=model,
+    )
+
+
+def read_module(model: str, sample: str | None) -> tuple[Any, Any]:
+    """Return the module that a factory makes, without memory for its weights, and its arguments."""
     if sample is None:
         raise InputError("--sample: got none; allowed: MODULE:FUNCTION that returns the model's arguments (or a dict)")
     try:
@@ -98,21 +119,12 @@ def read_profile(
         raise InputError(
             f"MODEL: {model} returned {type(built).__name__}; allowed: a function that returns a nn.Module"
         )
-    batch = call_function("--sample", sample)
-    # The plan knows more optimizers than a trace does, and names them.
-    optimizer_of(optimizer)
-    # A trace needs an optimizer that it knows; bytes of others are the plan's own.
-    known = optimizer if "=" not in optimizer else "adamw"
-    traced = described_in(precision) if precision == "amp-fp8" else precision
-    return Profile.trace(
-        built,
-        batch,
-        loss=None if loss is None else load_function(loss, "--loss"),
-        optimizer=known,
-        precision=traced,
-        fuse=fuse,
-        name=model,
-    )
+    return built, call_function("--sample", sample)
+
+
+def read_loss(loss: str | None) -> Any:
+    """Return the function of model and batch that an option names, if it does."""
+    return None if loss is None else load_function(loss, "--loss")
 
 
 def described_in(precision: str) -> str:

@@ -12,7 +12,15 @@ from trainwright.cli._plan_calibrate import calibrate
 from trainwright.cli._plan_speeds import SpeedOf
 from trainwright.cli.command import Result, make_group, options_of
 from trainwright.cli.formatting import print_rows, size
-from trainwright.cli.inputs import OracleSettings, read_costs, read_degrees, read_devices, read_profile
+from trainwright.cli.inputs import (
+    OracleSettings,
+    read_costs,
+    read_degrees,
+    read_devices,
+    read_loss,
+    read_module,
+    read_profile,
+)
 from trainwright.cli.plan_fit import fit
 from trainwright.cli.workflow.plan import PlanStage
 from trainwright.cli.workflow.study_file import read_job
@@ -105,6 +113,14 @@ def model(
         )
         for number in numbers
     }
+    if sample is not None:
+        # What training sets up of a module shows in a dry run, which needs torch.
+        from trainwright.train.parallel.dry_run import check_ranking
+
+        module, arguments = read_module(model, sample)
+        found = {
+            number: check_ranking(ranking, module, arguments, loss=read_loss(loss)) for number, ranking in found.items()
+        }
     state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
     trained = f"batch {batch}, {settings.precision}, {settings.optimizer}"
     print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, {trained}")

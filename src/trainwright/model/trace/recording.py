@@ -15,7 +15,7 @@ from trainwright.model.trace.corrections import depends_on_values
 from trainwright.model.trace.recorder import StepRecorder, StorageLife, TracedOperation
 from trainwright.model.trace.step import TrainingStep
 
-__all__ = ["Recording", "Untraceable", "record_step"]
+__all__ = ["Recording", "Untraceable", "quiet_logging", "record_step"]
 
 
 class Untraceable(ProfileError):
@@ -67,7 +67,7 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
     """
     recorder = StepRecorder(granule_bytes=granule_bytes)
     operations, parts = recorder.operations, {}
-    with step.tensors(), _no_garbage_collection(), _quiet_logging():
+    with step.tensors(), _no_garbage_collection(), quiet_logging():
         try:
             # A steady step: the optimizer has its state before recording begins.
             step.fill_state()
@@ -134,7 +134,7 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
 
 
 @contextlib.contextmanager
-def _quiet_logging() -> Iterator[None]:
+def quiet_logging() -> Iterator[None]:
     """Keep torch from logging operations that fail on fake tensors: they are run again, or reported as errors."""
     logger = logging.getLogger(fake_tensor.__name__)
     logger.addFilter(_drop_record)

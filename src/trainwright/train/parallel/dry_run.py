@@ -1,0 +1,84 @@
+"""Dry runs of layouts: a model is set up and trained a step on fake tensors, as one of ranks that are not there.
+
+What a model's modules do not allow (heads that cannot be told apart, values that cross a pipeline's cut, operations
+between whole and divided tensors) shows before a job is submitted. Nothing is computed and no memory is taken.
+"""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
+
+from trainwright.errors import UnsupportedPlan
+from trainwright.model.cut.stages import batch_size
+from trainwright.model.trace.corrections import depends_on_values
+from trainwright.model.trace.recording import quiet_logging
+from trainwright.model.trace.step import call_model, prepare_step
+from trainwright.plan import Degrees, Layout
+from trainwright.plan.forecast import Ranking
+from trainwright.plan.runnable import innermost_axis
+from trainwright.train.parallel.model import Loss
+from trainwright.train.parallel.setup import set_up_model
+
+__all__ = ["check_ranking", "refusal_on"]
+
+_LONGEST = 160
+
+
+def check_ranking(
+    ranking: Ranking, model: nn.Module, sample: Any, *, loss: Loss | None = None, runnable: int = 3
+) -> Ranking:
+    """Return a ranking whose plans say why a model is not set up so, checked until so many that are have been found."""
+    plans, found = [], 0
+    for plan in ranking:
+        known = plan
+        if found < runnable:
+            known = replace(plan, model_refusal=plan.model_refusal or refusal_on(model, sample, plan, loss=loss))
+            found += not known.refusal
+        plans.append(known)
+    return replace(ranking, plans=tuple(plans))
+
+
+def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | None = None) -> str:
+    """Return why training does not set a model up for a layout, "" where it does, or where a process group is in use.
+
+    Replicas and the division of state are left out: they are set up for any model.
+    """
+    if layout.refusal or innermost_axis(layout) == "data" or dist.is_initialized():
+        return layout.refusal
+    samples, stages = batch_size(sample), layout.degrees.pipeline
+    parts = stages if samples % stages == 0 else 1
+    alone = replace(
+        layout.layout,
+        degrees=Degrees(**{**asdict(layout.degrees), "data": 1}),
+        batch=samples,
+        micro_batch=samples // parts,
+        microbatches=parts,
+        zero=0,
+        shard=1,
+    )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=alone.devices)
+    try:
+        step = prepare_step(model, sample)
+        with quiet_logging():
+            parallel = set_up_model(step.model, alone)
+            with step.tensors():
+                parallel.backward(loss or _mean_output, [(1.0, step.sample)])
+    except UnsupportedPlan as error:
+        return str(error).partition("cannot be set up: ")[2]
+    except Exception as error:  # noqa: BLE001 -- whatever the model raises is why
+        # Ranks that are not there send no values: what waits for one was set up.
+        said = " ".join(str(error).split())
+        return "" if depends_on_values(error) else f"{type(model).__name__} fails so divided: {said[:_LONGEST]}"
+    finally:
+        dist.destroy_process_group()
+    return ""
+
+
+def _mean_output(model: nn.Module, batch: Any) -> torch.Tensor:
+    outputs = [leaf for leaf in tree_leaves(call_model(model, batch)) if isinstance(leaf, torch.Tensor)]
+    return outputs[0].float().mean()
