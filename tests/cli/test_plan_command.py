@@ -256,3 +256,28 @@ def test_searches_refused(tmp_path, monkeypatch, number, missing, sentence):
     said = search(tmp_path, monkeypatch, f"lacking_{number}", text)
     assert isinstance(said.exception, InputError)
     assert sentence in str(said.exception)
+
+
+def test_what_is_not_set_up_is_marked(run, tmp_path, monkeypatch):
+    """By the layout alone without a module; of a module by a dry run, whose reason the table says too."""
+    said = run("some:model", "--cluster", "dgx-a100", "--devices", 2, "--batch", 8, "--precision", "amp-fp16", "--json")
+    assert said.exit_code == 0, said.output
+    assert "* : priced, but not set up by trial.prepare(plan=...): precision 'amp-fp16'" in said.output
+    assert all(plan["refusal"] for plan in json.loads(said.output.splitlines()[-1])["plans"])
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unplannable.py").write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)\n"
+        "    def forward(self, x):\n"
+        "        return self.last(torch.eye(x.shape[1]) @ self.first(x).T).T\n"
+        "build, batch = Model, lambda: torch.zeros(8, 8)\n"
+    )
+    arguments = ["unplannable:build", "--sample", "unplannable:batch", "--cluster", "dgx-a100", "--devices", "2"]
+    said = CliRunner().invoke(plan.app, [*arguments, "--batch", "8", "--strategies", "data,channel", "--json"])
+    assert said.exit_code == 0, (said.output, said.exception)
+    refusals = {one["strategy"]: one["refusal"] for one in json.loads(said.output.splitlines()[-1])["plans"]}
+    assert not refusals["serial"]
