@@ -14,10 +14,9 @@ from benchmarks.plan.sources import Source
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Forecast, Oracle
-from trainwright.plan.fit.baselines import constant_seconds, peak_seconds
 from trainwright.plan.fit.cost_constants import constants_of, with_constants
 from trainwright.plan.fit.fit_runs import fit_clusters, fit_runs
-from trainwright.plan.fit.measured_run import MeasuredRun
+from trainwright.plan.fit.measured_run import MeasuredRun, constant_seconds, peak_seconds
 
 __all__ = ["Score", "score_across", "score_within", "shared_factors"]
 

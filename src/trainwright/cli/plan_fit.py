@@ -14,9 +14,8 @@ from trainwright.cli.formatting import print_rows
 from trainwright.cli.inputs import find_cluster
 from trainwright.cluster import Cluster
 from trainwright.plan import Forecast, Oracle
-from trainwright.plan.fit.baselines import constant_mfu_seconds, constant_seconds
 from trainwright.plan.fit.fit_runs import FittedConstant, fit_runs
-from trainwright.plan.fit.measured_run import MeasuredRun
+from trainwright.plan.fit.measured_run import MeasuredRun, constant_mfu_seconds, constant_seconds
 from trainwright.plan.fit.run_table import read_runs
 
 __all__ = ["fit"]

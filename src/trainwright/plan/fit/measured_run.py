@@ -1,4 +1,4 @@
-"""Measured training steps: what was trained how, and what an iteration took; predicted together for any cluster."""
+"""Measured training steps, their predictions for any cluster, and what these must beat: constant seconds or MFU."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from trainwright.plan.parallel.mesh import Floats, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import optimizer_of, precision_of
 from trainwright.plan.parallel.pricing import Pricer
+from trainwright.plan.parallel.roofline import peak_flops
 from trainwright.plan.parallel.single_plan import mesh_of_layout
 
-__all__ = ["MeasuredRun", "RunPredictor"]
+__all__ = ["MeasuredRun", "RunPredictor", "constant_mfu_seconds", "constant_seconds", "peak_seconds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,3 +87,21 @@ def _group_runs(runs: Sequence[MeasuredRun]) -> Iterator[_Group]:
         mesh = Mesh.join([mesh_of_layout(arrays[one], runs[row].layout) for row in rows])
         parts = int((mesh.axis("pipeline") * mesh.chunks).max())
         yield _Group(rows, arrays[one], mesh, first.optimizer, parts)
+
+
+def constant_seconds(runs: Sequence[MeasuredRun], others: Sequence[MeasuredRun]) -> Floats:
+    """Return for each of the others the geometric mean of the measured seconds."""
+    seconds: Floats = np.full(len(others), np.exp(np.log([run.seconds for run in runs]).mean()))
+    return seconds
+
+
+def constant_mfu_seconds(cluster: Cluster, runs: Sequence[MeasuredRun], others: Sequence[MeasuredRun]) -> Floats:
+    """Return what each of the others takes at the mean share of the peak (MFU) that the measured runs reached."""
+    share = np.exp(np.mean([np.log(peak_seconds(cluster, run) / run.seconds) for run in runs]))
+    seconds: Floats = np.array([peak_seconds(cluster, run) for run in others]) / share
+    return seconds
+
+
+def peak_seconds(cluster: Cluster, run: MeasuredRun) -> float:
+    """Return what the model's own operations would take at the devices' peak."""
+    return run.model_flops / (peak_flops(cluster, precision_of(run.layout.precision)) * run.layout.devices)

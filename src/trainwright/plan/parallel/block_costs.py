@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.mesh import RECOMPUTE, Bools, Floats, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.recomputation import exchanges_again, layers_again, saved_bytes
 from trainwright.plan.parallel.roofline import host_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.context import gathered_bytes
 from trainwright.plan.parallel.strategies.registry import STRATEGIES
-from trainwright.plan.parallel.strategies.strategy import Exchange, Phase
+from trainwright.plan.parallel.strategies.strategy import Exchange, Phase, all_seconds
 
 __all__ = ["BlockCosts", "block_costs"]
 

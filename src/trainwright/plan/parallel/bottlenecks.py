@@ -8,10 +8,9 @@ import numpy as np
 from trainwright.cluster import contention
 from trainwright.plan.byte_sizes import size
 from trainwright.plan.forecast import Bottleneck, Forecast
-from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.parallel.roofline import launch_seconds, layer_seconds
-from trainwright.plan.parallel.strategies.strategy import Exchange
+from trainwright.plan.parallel.strategies.strategy import Exchange, all_seconds
 from trainwright.plan.plan_query import PlanQuery
 
 __all__ = ["BottleneckCase", "bottlenecks_of"]

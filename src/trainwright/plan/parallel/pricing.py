@@ -10,7 +10,6 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.plan.parallel.block_costs import BlockCosts, block_costs
-from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.exposure import StageTimes, exposed_seconds
 from trainwright.plan.parallel.footprint import MemoryFootprint, footprint
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
@@ -19,7 +18,7 @@ from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.data import DataStrategy
 from trainwright.plan.parallel.strategies.pipeline import PipelineStages, PipelineStrategy, bubble_slots, stages_of
-from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad
+from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad, all_seconds
 from trainwright.plan.pipeline.partition import shortest_longest_parts
 
 __all__ = ["Pricer", "Prices"]
