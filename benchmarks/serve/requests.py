@@ -2,8 +2,9 @@
 
 `trainwright serve run FOLDER` as it comes, beside an in-process batcher on FastAPI of 25 lines (`_fastapi_batcher.py`)
 and mosec (`_mosec_batcher.py`). All servers run at once and are loaded in turn, by wrk if it is installed (`apt-get
-install wrk`), else by closed loops in Python. Processor time is that of all processes of a server. The p99 is at half
-the requests a second of 16 clients, open loop. mosec is left out unless `.peers/mosec/bin/python` has it and torch.
+install wrk`), else by closed loops in Python. Processor time is that of all processes of a server. Latencies are at
+half the requests a second that the same server answers to 16 clients, open loop. mosec is left out unless
+`.peers/mosec/bin/python` has it and torch.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import torch
 from benchmarks._report import progress, table
 from benchmarks.serve._ensembles import INPUTS, ensemble
 from benchmarks.serve._load import LoadTest
+from benchmarks.serve._open_loop import run_open_loop
 from benchmarks.serve._processes import processor_seconds
 
 __all__ = ["run"]
@@ -61,16 +63,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 rows += [
                     {"name": name, "repeat": repeat, **_load(*servers[name], body, count, seconds)} for name in turn
                 ]
-        half = _half_load(servers, rows, clients, seconds, options)
-    medians = {
-        (name, count): {
-            key: statistics.median(row[key] for row in rows if (row["name"], row["clients"]) == (name, count))
-            for key in ("rate", "processor_us")
-        }
-        for name in servers
-        for count in clients
-    }
-    summary: dict[str, Any] = {f"half_load_p99_ms_{name}": value for name, value in half.items()}
+        medians = _find_medians(rows)
+        half = _half_load(
+            servers,
+            medians,
+            body,
+            most=max(count for count in clients if count <= 16),
+            seconds=max(seconds, 2.0),
+            repeats=repeats,
+            seed=options.seed,
+        )
+    summary: dict[str, Any] = {f"half_load_p99_ms_{name}": one["p99_ms"] for name, one in half.items()}
     for name in list(servers)[1:]:
         pairs = [(medians["trainwright", count], medians[name, count]) for count in clients]
         summary[f"least_requests_over_{name}"] = round(min(ours["rate"] / other["rate"] for ours, other in pairs), 2)
@@ -85,13 +88,32 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for key, words in (("rate", "small networks, requests a second"), ("processor_us", "- processor us a request"))
         for count in clients
     ]
+    lines += [
+        [
+            f"small networks, {words} in ms at half load, open loop: {', '.join(servers)}",
+            " / ".join(f"{half[name][key]:.1f}" for name in servers),
+        ]
+        for key, words in (("p50_ms", "median"), ("p99_ms", "p99"))
+    ]
     print(table(["small networks", "measured"], lines))
     return {
         "summary": summary,
         "rows": rows,
+        "half_load": half,
         "lines": lines,
         "settings": {"networks": _NETWORKS, "seconds": seconds, "repeats": repeats, "wrk": shutil.which("wrk") or ""},
         "missing": [name for name in CONTESTANTS if name not in servers],
+    }
+
+
+def _find_medians(rows: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, float]]:
+    """Return the median figures of each server and number of clients."""
+    return {
+        pair: {
+            key: statistics.median(row[key] for row in rows if (row["name"], row["clients"]) == pair)
+            for key in ("rate", "processor_us")
+        }
+        for pair in {(row["name"], row["clients"]) for row in rows}
     }
 
 
@@ -185,16 +207,23 @@ def _run_clients(url: str, body: bytes, clients: int, seconds: float) -> float:
 
 def _half_load(
     servers: dict[str, tuple[str, int]],
-    rows: list[dict[str, Any]],
-    clients: tuple[int, ...],
+    medians: dict[tuple[str, int], dict[str, float]],
+    body: bytes,
+    *,
+    most: int,
     seconds: float,
-    options: argparse.Namespace,
-) -> dict[str, float]:
-    """Return the p99 in ms of our server at half the requests a second that most clients but 64 achieved."""
-    most = max(count for count in clients if count <= 16)
-    rate = statistics.median(row["rate"] for row in rows if (row["name"], row["clients"]) == ("trainwright", most))
-    # The generator is slower than wrk: it shares two cores with the server.
-    load = LoadTest(rate=min(0.5 * rate, 2000.0), seconds=seconds, warm_up_seconds=0.3, seed=options.seed, binary=False)
-    told = load.run(servers["trainwright"][0])
-    progress(f"half load: {load.rate:.0f} requests/s, {dict(told.statuses)}, {told.why or 'valid'}")
-    return {"trainwright": round(told.latency_ms["p99"] or float("nan"), 2)}
+    repeats: int,
+    seed: int,
+) -> dict[str, dict[str, Any]]:
+    """Return the latencies of each server at half the requests a second that it answered to `most` clients."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
+    for repeat in range(repeats):
+        for name, (url, _) in servers.items():
+            rate = 0.5 * medians[name, most]["rate"]
+            one = run_open_loop(url, _PATH, body, rate=rate, seconds=seconds, seed=seed + repeat)
+            progress(f"half load of {name}: {one}")
+            if set(one["statuses"]) != {"200"}:
+                raise SystemExit(f"{name}: {one['statuses']}")
+            found[name].append(one)
+    # The run of the median p99, as a whole.
+    return {name: sorted(runs, key=lambda one: one["p99_ms"])[len(runs) // 2] for name, runs in found.items()}

@@ -59,6 +59,8 @@ class InferenceEndpoint:
 
         def finish(future: "Future[Response]") -> None:
             model.leases -= 1
+            # Else the exchange and the future would hold each other until the garbage collector stops all requests.
+            exchange.abandoned = None
             answered = time.perf_counter()
             try:
                 self._send_reply(exchange, model, request, future.result())

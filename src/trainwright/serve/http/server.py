@@ -1,6 +1,7 @@
 """The HTTP server of a service: bound, guarded, run in a thread or until a signal, and drained."""
 
 import asyncio
+import gc
 import queue
 import secrets
 import signal
@@ -115,6 +116,9 @@ class Server:
         before = {kind: signal.signal(kind, lambda number, _frame: signals.put(number)) for kind in kinds}
         try:
             self.start()
+            # What is loaded by now stays: to look through all of it again stops requests for a quarter of a second.
+            gc.collect()
+            gc.freeze()
             if on_ready is not None:
                 on_ready(self)
             signals.get()
@@ -124,6 +128,7 @@ class Server:
         finally:
             self.stop(at_once=True)
             self._end_service(0.0)
+            gc.unfreeze()
             for kind, handler in before.items():
                 signal.signal(kind, handler)
         return self.summary()

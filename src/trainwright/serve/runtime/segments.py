@@ -158,7 +158,10 @@ class Segments:
         request.refusal = refusal
         for piece in request.pieces:
             piece.live = False
-        for slot in request.slots:
+        slots = request.slots
+        # Pieces know their request: what knew each other would wait for the garbage collector.
+        request.pieces, request.slots = [], []
+        for slot in slots:
             self.release(slot)
         self._deliver(request)
 
