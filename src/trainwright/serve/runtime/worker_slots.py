@@ -117,7 +117,7 @@ class Health:
         # Too many ends within the window: restarting does not help.
         if len(self._failures) >= self.settings.failures:
             return None
-        return self.settings.backoff_seconds * 2.0 ** (len(self._failures) - 1)
+        return self.settings.backoff_seconds * 2.0 ** min(len(self._failures) - 1, 30)
 
 
 class WorkerState(Enum):
