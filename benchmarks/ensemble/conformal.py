@@ -7,7 +7,8 @@ Per seed and data set, four members are averaged: ridge regressions on random fe
 Regression: normal, skewed and heavy-tailed (t with 2 degrees) noise whose size depends on x. Classes: three of them,
 drawn alike; with noise in the labels; and with other shares of the classes among the rows that judge ("shift"), where
 ours is by class. `mixture` is the central 90 % interval of the members' mixture after the variance was scaled on the
-calibration rows; `oracle` knows the law of every row: the shortest that covers 90 % whatever x is. `length` is the mean over the rows that judge, of intervals, or of classes in a set.
+calibration rows; `oracle` knows the law of every row: the shortest that covers 90 % whatever x is. `length` is the mean
+over the rows that judge, of intervals, or of classes in a set.
 """
 
 import argparse
