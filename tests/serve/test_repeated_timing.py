@@ -1,5 +1,6 @@
 """Timings that are disturbed, and plans that lose little by them."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from allocation_for_tests import GB, devices, ensemble
 from benchmarks.serve.placement_oracles import rates_of
 
-from trainwright.ensemble.library.cost import time_calls
+from trainwright.ensemble.library.cost import time_calls, time_quartiles
 from trainwright.randomness import rng
 from trainwright.serve import TimeTables, allocate
 from trainwright.serve.placement.integer_program import PlacementProblem
@@ -73,6 +74,17 @@ def test_a_plan_by_disturbed_timings_loses_little(seed):
         memory=MEMORY,
     )
     assert rates_of(judge, [plan.matrix])[0] >= 0.9 * best.expected["value"]
+
+
+def test_spread():
+    """The quartiles of a call that takes 1 to 5 ms in turn; the median is that of `time_calls`."""
+    now, turn = [0.0], itertools.cycle([1, 2, 3, 4, 5])
+
+    def call():
+        now[0] += 1e-3 * next(turn)
+
+    assert time_quartiles([call], 0.0, lambda: now[0]) == [pytest.approx((2e-3, 3e-3, 4e-3))]
+    assert time_calls([call], 0.0, lambda: now[0]) == [pytest.approx(3e-3)]
 
 
 def test_rounds():

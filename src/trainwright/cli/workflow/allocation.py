@@ -81,6 +81,12 @@ def _show_worth(plan: DeploymentPlan) -> None:
     ]
     times = f" ({plan.source})" if plan.source else ""
     print_table(("", f"expected{times}", "measured"), rows)
+    if "spread" in plan.expected:
+        value, spread = plan.expected["value"], plan.expected["spread"]
+        print(
+            f"times of equal batches varied by {spread:.0%}: between {_show_figure(value / (1 + spread / 2))} and "
+            f"{_show_figure(value * (1 + spread / 2))} rows a second are to be expected"
+        )
 
 
 def _show_figure(value: float | None) -> str:

@@ -1,6 +1,5 @@
 """What a member costs: seconds per row at a fixed batch, parameters and bytes; and the cost of several members."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ __all__ = [
     "measure_callable",
     "sample_rows",
     "time_calls",
+    "time_quartiles",
     "unwrap",
 ]
 
@@ -164,7 +164,14 @@ def _time_call(call: Callable[[], object]) -> float:
 def time_calls(
     calls: Sequence[Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Return the median seconds of each call, over rounds that take so many seconds in all; 5 to 200 rounds.
+    """Return the median seconds of each call; see `time_quartiles`."""
+    return [median for _, median, _ in time_quartiles(calls, seconds, clock)]
+
+
+def time_quartiles(
+    calls: Sequence[Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> list[tuple[float, float, float]]:
+    """Return the quartiles of each call's seconds, over rounds that take so many seconds in all; 5 to 200 rounds.
 
     A disturbance of the machine affects all calls alike, because each round calls them in an order of its own.
     """
@@ -178,4 +185,4 @@ def time_calls(
             started = clock()
             calls[place]()
             found[place].append(clock() - started)
-    return [statistics.median(one) for one in found]
+    return [tuple(map(float, np.quantile(one, (0.25, 0.5, 0.75)))) for one in found]  # type: ignore[misc]

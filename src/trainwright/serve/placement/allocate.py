@@ -34,7 +34,8 @@ def allocate(
     Placements are judged by time tables: measured on devices that are here, by the roofline on simulated ones, or those
     given as `tables` (with `memory`). Several clusters make a heterogeneous set.
 
-    The plan's `expected` holds the rows a second, and `bound`, which no placement of these units exceeds. A group of
+    The plan's `expected` holds the rows a second, `bound`, which no placement of these units exceeds, and of measured
+    times their `spread`, the share by which a batch's time varies (the range of the middle half). A group of
     cores never has more instances than cores: of more members some share a process. What was timed here for one group
     of cores is also run (`measured`): in the calling process, and unless a batch takes a moment only, as a whole and
     with its cores apart. Worker processes are taken if they pay for handing work over.
@@ -93,7 +94,11 @@ def _search(
         devices=devices,
         units=problem.units,
         matrix=solution.matrix,
-        expected={"value": solution.value, "bound": solution.bound},
+        expected={
+            "value": solution.value,
+            "bound": solution.bound,
+            **({"spread": tables.spread} if tables.source == "measured" else {}),
+        },
         source=tables.source,
     )
 
@@ -132,7 +137,8 @@ def _in_process_plan(plan: DeploymentPlan, device: Device, tables: TimeTables) -
     # Batches that took too long to be timed have no rate.
     rates = np.nan_to_num(np.array(tables.batches) / tables.of_units([unit], [device])[0, 0])
     batch = tables.batches[int(rates.argmax())]
-    return replace(plan, devices=(device,), units=(unit,), matrix=((batch,),), expected={}, in_process=True)
+    expected = {**plan.expected, "value": float(rates.max()), "bound": float(rates.max())}
+    return replace(plan, devices=(device,), units=(unit,), matrix=((batch,),), expected=expected, in_process=True)
 
 
 def _takes_a_moment(plan: DeploymentPlan, tables: TimeTables) -> bool:

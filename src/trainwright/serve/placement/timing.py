@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.library.cost import time_calls
+from trainwright.ensemble.library.cost import time_quartiles
 from trainwright.errors import AllocationError, ServeError
 from trainwright.serve.placement.devices import Device, thread_environment
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, TimeTables
@@ -56,7 +56,8 @@ def measure_times(
     # The default is a floor: a process may take more later than before its first weight.
     for model, device in kinds.items():
         context[device.kind] = max(context[device.kind], answers[model]["context"])
-    tables = TimeTables(batches=tuple(batches), seconds=seconds, source="measured")
+    spread = float(np.median([share for one in answers.values() for member in one["spreads"] for share in member]))
+    tables = TimeTables(batches=tuple(batches), seconds=seconds, source="measured", spread=spread)
     return tables, MemoryModel(footprints=footprints, context_bytes=context)
 
 
@@ -116,12 +117,12 @@ def _run_process() -> None:
     runner_of({**start, "members": []})
     context = _resident_bytes()
     found = [_time_batches(request, runner_of({**start, "members": [member]})) for member in request["members"]]
-    answer = {"seconds": [one for one, _ in found], "peaks": [one for _, one in found], "context": context}
+    answer = {name: [one[name] for one in found] for name in ("seconds", "spreads", "peaks")} | {"context": context}
     sys.stdout.write(json.dumps(answer) + "\n")
 
 
-def _time_batches(request: Mapping[str, Any], runner: Runner) -> tuple[list[float | None], list[int | None]]:
-    """Return the seconds and the bytes of each batch; None from where one takes too long."""
+def _time_batches(request: Mapping[str, Any], runner: Runner) -> dict[str, list[Any]]:
+    """Return the seconds, their spreads and the bytes of each batch; None from where one takes too long."""
     batches = request["batches"]
     calls: list[Callable[[], None]] = []
     peaks: list[int | None] = [None] * len(batches)
@@ -139,7 +140,12 @@ def _time_batches(request: Mapping[str, Any], runner: Runner) -> tuple[list[floa
         call()
         if time.perf_counter() - begun > _LONGEST_SECONDS:
             break
-    return time_calls(calls, _ENOUGH_SECONDS) + [None] * (len(batches) - len(calls)), peaks
+    quartiles = time_quartiles(calls, _ENOUGH_SECONDS)
+    return {
+        "seconds": [median for _, median, _ in quartiles] + [None] * (len(batches) - len(calls)),
+        "spreads": [(upper - lower) / median for lower, median, upper in quartiles],
+        "peaks": peaks,
+    }
 
 
 def _peak_bytes(call: Callable[[], None], device: str) -> int:

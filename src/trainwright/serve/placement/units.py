@@ -115,6 +115,7 @@ class TimeTables:
     batches: tuple[int, ...]  # rows, ascending
     seconds: Mapping[str, Array]  # by Device.model
     source: str = "injected"  # "measured", "roofline", ...
+    spread: float = 0.0  # of a batch's times, the range of the middle half over the median; median over the batches
 
     def __post_init__(self) -> None:
         if list(self.batches) != sorted(set(self.batches)) or not self.batches or self.batches[0] < 1:
