@@ -45,7 +45,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         for _ in range(_CLIENTS):
             _, connection = await loop.create_connection(
-                lambda: _Connection(self), self.place.hostname, self.place.port
+                lambda: _Connection(self), self.place.hostname or "", self.place.port or 80
             )
             self.free.append(connection)
         start = time.perf_counter() + 0.05
