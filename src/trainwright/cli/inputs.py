@@ -37,8 +37,8 @@ class OracleSettings(Settings, label=""):
 
     cluster: Annotated[str, text(), "a preset's name, or a .toml or .yaml file"] = "laptop"
     nodes: Annotated[int | None, optional(integer(minimum=1)), "so many nodes of it"] = None
-    precision: Annotated[str, text(), "fp32, amp-fp16, amp-bf16, amp-fp8 or bf16"] = "fp32"
-    optimizer: Annotated[str, text(), "sgd, momentum, adam, adamw, or bytes_per_parameter=N"] = "adamw"
+    precision: Annotated[str, text(), "one of fp32, amp-fp16, amp-bf16, amp-fp8 or bf16"] = "fp32"
+    optimizer: Annotated[str, text(), "one of sgd, momentum, adam, adamw, or bytes_per_parameter=N"] = "adamw"
     max_memory: Annotated[str | int | None, "what a device may use, such as 16GiB"] = None
 
     def check_together(self) -> None:
