@@ -86,11 +86,11 @@ class ObjectiveError(InputError):
 
 
 class TrialError(InputError):
-    """A result told twice, after the end, or for a configuration outside the space."""
+    """A result reported twice, after the end, or for a configuration outside the space."""
 
 
 class TrialMisuse(TrialError):
-    """Something asked of a `Trial` that none has, whatever its values: the run ends at once."""
+    """A call that no `Trial` supports, whatever its values: the run ends at once."""
 
 
 class UnknownAttribute(TrialMisuse, AttributeError):
@@ -195,7 +195,7 @@ class PlanMismatch(InputError):
 
 
 class PipelineError(InputError):
-    """A pipeline that cannot be: more stages than layers, no micro-batch, an unknown schedule."""
+    """An impossible pipeline: more stages than layers, no micro-batch, an unknown schedule."""
 
 
 class UnsupportedModel(InputError):
@@ -224,15 +224,15 @@ class EmptyLibraryError(EnsembleError):
 
 
 class SplitOverlapError(EnsembleError):
-    """Splits that share rows, so that what judges has been seen by what chose."""
+    """Splits that share rows, so that test rows were used for selection."""
 
 
 class PredictionError(EnsembleError):
-    """Predictions, targets or row ids that are none: not finite, no probabilities, of the wrong shape or number."""
+    """Invalid predictions, targets or row ids: not finite, not probabilities, of the wrong shape or number."""
 
 
 class CostError(EnsembleError):
-    """Seconds or bytes that are asked for and not known, or were measured on different kinds of device."""
+    """Seconds or bytes that are needed but unknown, or were measured on different kinds of device."""
 
 
 class ExportError(EnsembleError):
@@ -248,7 +248,7 @@ class ServeConfigError(ServeError, InputError):
 
 
 class DeviceError(ServeError, InputError):
-    """A device that is not there, is named twice, or shares cores with another."""
+    """A device that does not exist, is named twice, or shares cores with another."""
 
 
 class AllocationError(ServeError, InputError):
@@ -289,7 +289,7 @@ class LedgerError(TrainwrightError):
 
 
 class LedgerFull(LedgerError):
-    """A ledger without room for what was to be written; whoever waits for room may write it again."""
+    """A ledger without space for a write; after waiting for space it may be repeated."""
 
 
 class LedgerTooNew(StudyError):
@@ -297,7 +297,7 @@ class LedgerTooNew(StudyError):
 
 
 class ListenError(TrainwrightError):
-    """An address that cannot be listened on: a port in use, or one that others own."""
+    """An address that cannot be bound: a port in use, or not permitted."""
 
 
 def closest(name: str, known: Collection[str]) -> str:

@@ -63,7 +63,7 @@ class EngineWrapper:
         self._inside.poll(handler, timeout_seconds)
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """End everything that still runs."""
         self._inside.close()
 
 
@@ -102,6 +102,6 @@ class AdmissionControl(EngineWrapper):
         super().poll(handler, 0.0 if refused else timeout_seconds)
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """End everything that still runs."""
         self._refused.clear()
         super().close()

@@ -28,7 +28,7 @@ class _Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Returned(_Ended):
-    """The training function came to its end and returned `value`: the objective, metrics by name, or nothing."""
+    """The training function returned `value`: the objective, metrics by name, or None."""
 
     value: float | Mapping[str, float] | None = None
 
@@ -72,7 +72,7 @@ class Handler(Protocol):
     """Whoever keeps the ledger, called back by an engine's `poll`."""
 
     def facts(self, trial: int, records: list[Record]) -> bool:
-        """Take a trial's records; return whether it goes on."""
+        """Take a trial's records; return whether it continues."""
 
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Take a trial's end; exactly one comes for each launch, after its facts."""

@@ -171,7 +171,7 @@ class Ensemble:
         return self._promise("values", "moments").predict_interval(self._pool_outputs(x, device), groups)
 
     def report(self, split: str = "test", selection: str = "selection") -> EnsembleReport:
-        """Return who is in it and what each is worth on the `selection` rows, and how good all are on `split`'s.
+        """Return the members, what each contributes on the `selection` rows, and the scores of all on `split`'s.
 
         A loaded ensemble has no kept predictions: its report is the one it was saved with.
         """

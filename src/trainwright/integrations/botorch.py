@@ -72,7 +72,7 @@ class _Acquired(Climber):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoTorchSearcher(BayesianSearcher):
-    """Propose where a `SingleTaskGP` of BoTorch expects the most improvement over all that was tried, noise included.
+    """Propose where a `SingleTaskGP` of BoTorch expects the most improvement over all results, allowing for noise.
 
     Handles what `GaussianProcessSearcher` does, but priors shape its candidates only. Several objectives are searched
     for the hypervolume of their front. The model is fitted anew for each ask: about 0.3 s with one objective, seconds

@@ -53,7 +53,7 @@ class Decision:
 
 @dataclass(slots=True)
 class State:
-    """A study as its records tell it; `State.apply` adds one record in O(1)."""
+    """A study's state by its records; `State.apply` adds one record in O(1)."""
 
     space: dict[str, Any] | None = None
     objectives: tuple[Objective, ...] = ()
@@ -180,7 +180,7 @@ class State:
 
 
 def fold(records: Iterable[Record], into: State | None = None) -> State:
-    """Return the state after `records`; `into` is a state to go on from, which is used up."""
+    """Return the state after `records`; `into` is a state to continue from, which is used up."""
     state = State() if into is None else into
     for record in records:
         state.apply(record)

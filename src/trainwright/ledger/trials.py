@@ -30,7 +30,7 @@ MAX_LOSSES = 20
 
 
 class Status(StrEnum):
-    """Where a trial stands."""
+    """The state of a trial."""
 
     PROPOSED = "proposed"
     RUNNING = "running"

@@ -118,7 +118,7 @@ class Liveness:
 
 @dataclass(slots=True)
 class _Seen:
-    """What an observer knows of a writer's beats; times are of its own clock."""
+    """An observer's knowledge of a writer's heartbeats, by the observer's own clock."""
 
     beats: int
     looked: float

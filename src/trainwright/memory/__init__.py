@@ -104,7 +104,7 @@ def measure_link(device: Any = "cuda", **settings: Any) -> Link:
 
 
 def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
-    """Return a module that trains as a plan for this model says (see `fit`); raises `PlanMismatch` for another's.
+    """Return a module that trains by a plan for this model (see `fit`); raises `PlanMismatch` for another model's.
 
     By a `CompiledPlan` it is compiled when its first batch comes.
     """

@@ -40,7 +40,7 @@ class DefaultSearcher:
         return _searcher(view, numbers).ask(view, numbers)
 
     def learn(self, view: SearchView) -> None:
-        """Let the forest learn, if that is who will be asked."""
+        """Let the forest learn, if it makes the next proposal."""
         searcher = _searcher(view, [1])  # an odd number: where the two take turns the forest is asked
         if isinstance(searcher, ForestSearcher):
             searcher.learn(view)

@@ -35,7 +35,7 @@ class Learner(Searcher, Protocol):
     """A searcher that can do ahead, while trials run, what a proposal would have to do first."""
 
     def learn(self, view: SearchView) -> None:
-        """Take in what was told since, into `view.memo`; no proposal is another for it."""
+        """Learn new results into `view.memo`; no proposal changes by it."""
         ...
 
 

@@ -167,7 +167,7 @@ class SearchView:
 
     @property
     def count(self) -> int:
-        """The number of told rows, failed ones included."""
+        """The number of observed rows, failed ones included."""
         return self._count
 
     @property

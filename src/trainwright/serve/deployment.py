@@ -67,7 +67,7 @@ class Deployment:
 
     @property
     def plan(self) -> DeploymentPlan:
-        """Who runs where: the plan that was given, but for units that moved after all their workers had failed."""
+        """The placement: the given plan, except for units that moved after all their workers had failed."""
         return self._planned if self._runtime is None else self._runtime.plan
 
     def start(self) -> Self:
@@ -155,7 +155,7 @@ class Deployment:
         return max(_LEAST_QUEUE_ROWS, int(4 * rate * seconds))
 
     def state(self) -> Mapping[str, Any]:
-        """Return what goes on now, as JSON."""
+        """Return the current state as JSON."""
         state: dict[str, Any] = {"ready": self.ready(), "draining": self._draining, "plan": self.plan.to_json()}
         runtime = self._runtime
         if runtime is None:

@@ -57,7 +57,7 @@ class Limits(Settings, error=ServeConfigError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options(Settings, error=RequestError, label=""):
-    """What a request asks for beside the combined prediction."""
+    """What a request wants in addition to the combined prediction."""
 
     members: bool = False  # every member's own prediction too
     uncertainty: bool = False
@@ -69,7 +69,7 @@ class Options(Settings, error=RequestError, label=""):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """The combined prediction of a request's rows, and whose it is."""
+    """The combined prediction of a request's rows, and the members that made it."""
 
     prediction: Array  # [N, C], [N, T] or [N, T, 2], float64, calibrated if the ensemble is
     used: tuple[int, ...]  # trial numbers of the members in it
@@ -100,7 +100,7 @@ class Service(Protocol):
         """Say whether requests are admitted now."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return what goes on now, as JSON: members and instances alive, rows waiting, restarts, plan."""
+        """Return the current state as JSON: members and instances alive, rows waiting, restarts, plan."""
 
     def drain(self, seconds: float) -> None:
         """Refuse new requests, finish the admitted ones for at most so long, and end; safe to call twice."""

@@ -40,7 +40,7 @@ class Channel(Protocol):
     """How a trial speaks with whoever keeps the ledger."""
 
     def exchange(self, records: list[Record]) -> bool:
-        """Hand over records for the ledger; return whether to go on."""
+        """Hand over records for the ledger; return whether to continue."""
 
     def leaves(self) -> bool:
         """Whether the trial is to save at its next step and end there: its allocation ends."""

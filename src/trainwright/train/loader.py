@@ -165,7 +165,7 @@ class Loader:
         return {"epoch": self.epoch, "samples": self.samples, **self._facts()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` stood, at any number of workers and ranks; warns if the samples will be others."""
+        """Continue from `state`, at any number of workers and ranks; warns if the samples will differ."""
         if differences := self.state_differences(state):
             warnings.warn("; ".join(map(str, differences)), stacklevel=2)
         # With other settings an epoch may now have fewer samples than were handed out.

@@ -46,7 +46,7 @@ class TrialCheckpoints(Owner):
         return self.told_to_leave()
 
     def leave(self) -> None:
-        """End the trial here; its next run goes on from the checkpoint."""
+        """End the trial here; its next run resumes from the checkpoint."""
         raise TrialEnd(preempted=True)
 
     def committed(self, published: Published, *, blocking_seconds: float, persist_seconds: float) -> None:
@@ -60,7 +60,7 @@ class TrialCheckpoints(Owner):
         self.tell(facts.note("checkpoint_corrupt", note, self.trial))
 
     def resumed(self, restored: Restored) -> None:
-        """Go on after its epoch; the ledger is told what differs from when it was saved."""
+        """Continue after its epoch; the ledger records differences from when it was saved."""
         Owner.resumed(self, restored)
         self.last_report = restored.manifest.report
         if restored.differences:

@@ -68,7 +68,7 @@ class Nodes(MemberEngine, Settings, error=EngineError):
         super().open(train, directory)
 
     def close(self) -> None:
-        """End whatever runs, and let the members go."""
+        """End all running trials, and release the members."""
         super().close()
         if self._own is not None:
             try:

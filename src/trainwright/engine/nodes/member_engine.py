@@ -216,7 +216,7 @@ class MemberEngine(Supervisor):
                 self._idle.pop(part).close(kill=False)
 
     def close(self) -> None:
-        """End whatever runs, and let the members go."""
+        """End all running trials, and release the members."""
         members = self._members
         for member in members:
             member.close()

@@ -70,7 +70,7 @@ class Library:
 
     @property
     def rows_seen_by_search(self) -> bool:
-        """Say whether the rows that choose and judge steered the search too, so that all losses are too good."""
+        """Say whether the search used the rows for selection and testing, so that all losses are optimistic."""
         return any(split.source is not None for split in self.members[0].splits.values())
 
     def top(self, count: int, metric: MetricLike | None = None, split: str = "selection") -> "Library":

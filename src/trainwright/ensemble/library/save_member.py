@@ -43,7 +43,7 @@ def leave(
     classes: Sequence[object] | None = None,
     snapshots: int = 1,
 ) -> Path:
-    """Leave this trial's predictions to the library, in place of what it left before; returns the entry's folder.
+    """Save this trial's predictions for the library, replacing earlier ones; returns the entry's folder.
 
     `predictions` holds per split ("selection", "test", ...) class probabilities [N, C] for integer `targets` [N], or
     real values [N] or [N, T] for float targets of that shape, or for those targets means and variances [N, 2] or

@@ -36,7 +36,7 @@ class FrontPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """Points by rising loss, none of which dominates another, beside the baselines that keep no budget.
+    """The Pareto front by rising loss, and baselines that ignore the budget.
 
     Those are "single best", "top-k" (the k best with equal weights) and "caruana" (greedy without limits).
 
@@ -108,7 +108,7 @@ class Front:
 
     @property
     def single_best(self) -> Ensemble:
-        """The one member of least loss, whatever it costs."""
+        """The single member with the least loss, regardless of cost."""
         return self.ensemble(self.baselines["single best"])
 
 

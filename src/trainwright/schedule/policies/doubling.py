@@ -58,7 +58,7 @@ class Doubling(Resizing):
 
 
 def DoublingAsPublished(*, start: int = 1, factor: int = 2) -> Doubling:  # noqa: N802 -- it stands where policies stand
-    """Return `Doubling` as RASDA was published: no cap, no fallback, no test of what growth saves. Kept to compare."""
+    """Return `Doubling` as RASDA was published, for comparison: no cap, no fallback, no test whether growth pays."""
     return Doubling(start=start, factor=factor, mode="block")
 
 

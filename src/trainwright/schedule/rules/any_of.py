@@ -27,7 +27,7 @@ __all__ = ["AnyOf"]
 
 @dataclass(frozen=True, slots=True)
 class AnyOf(PromotionRule):
-    """Stop a trial if either rule says stop. Costs what the two cost."""
+    """Stop a trial if either rule does, at the cost of both."""
 
     first: PromotionRule
     second: PromotionRule

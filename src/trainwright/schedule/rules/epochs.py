@@ -71,7 +71,7 @@ class _Index:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IEpoch(PromotionRule, Settings, error=ScheduleError):
-    """Run every trial to `epochs`, pause it there, and once all have come go on with the `top_k` best. O(log n).
+    """Run every trial to `epochs` and pause it; once all are there, continue the `top_k` best. O(log n).
 
     `top_k` is a number of trials, or a fraction below 1 of all. The best goes first, up to `max_epochs`; a chosen one
     that fails is replaced by the next best. All are the trials that were started and those that the budget still
@@ -109,7 +109,7 @@ class IEpoch(PromotionRule, Settings, error=ScheduleError):
         return _Index()
 
     def fold(self, index: _Index, event: Event) -> _Index:
-        """Note who came to the barrier, who ended and who was chosen."""
+        """Record trials that reached the barrier, ended or were chosen."""
         if isinstance(event, Started):
             index.started.add(event.trial)
         elif isinstance(event, Reported):
@@ -132,7 +132,7 @@ class IEpoch(PromotionRule, Settings, error=ScheduleError):
         return index
 
     def on_report(self, index: _Index, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
-        """Pause at the barrier; who was chosen goes on."""
+        """Pause at the barrier; chosen trials continue."""
         if trial.epoch < self.epochs or trial.number in index.chosen or trial.epoch >= self.max_epochs:
             return CONTINUE
         return Pause(Reason(rule="IEpoch", epoch=self.epochs, value=trial.loss))
@@ -164,7 +164,7 @@ class IEpoch(PromotionRule, Settings, error=ScheduleError):
         return self.epochs if trial.epoch < self.epochs else self.max_epochs
 
     def survival(self, index: _Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:
-        """Return the share of all trials that goes on."""
+        """Return the share of all trials that continues."""
         if trial.epoch >= self.epochs:
             return ()
         everyone = max(1, len(index.started) + view.remaining)

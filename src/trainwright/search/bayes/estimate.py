@@ -33,7 +33,7 @@ class Estimate:
 
     @classmethod
     def of(cls, view: SearchView) -> "Estimate":
-        """Return the estimate from the told rows, of which the newest 2,000 count; there must be a finite one."""
+        """Return the estimate from the newest 2,000 observed rows, of which one must be finite."""
         finished = np.flatnonzero(~view.failed)[-_MOST:]
         losses = _clip(view.losses[finished, 0])
         middle, scale = _middle_and_scale(losses)

@@ -113,7 +113,7 @@ class Forest:
         return view.partial and not np.array_equal(self._M[: self.count, -1], view.progress[: self.count])
 
     def update(self, view: SearchView) -> None:
-        """Take the rows told since the last call."""
+        """Add the rows observed since the last call."""
         start, count = self.count, view.count
         if start == count:
             return

@@ -42,7 +42,7 @@ _PERIOD = 10  # trials after which kappa starts again
 
 
 class _Grown(NamedTuple):
-    """A forest and which rows of earlier studies it was told."""
+    """A forest, and the rows of earlier studies that it has learned."""
 
     forest: "Forest"
     trusted: NDArray[np.bool_]
@@ -97,7 +97,7 @@ class ForestSearcher(BayesianSearcher):
             object.__setattr__(self, "warm_start", Experience.of(self.warm_start))
 
     def learn(self, view: SearchView) -> None:
-        """Grow the forest by what was told since: the next proposal then costs less, and is the same."""
+        """Grow the forest by new results: the next proposal then costs less, and is the same."""
         if view.count_results >= max(1, self._count_initial(view)):
             self._grow(view)
 

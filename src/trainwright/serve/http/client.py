@@ -62,7 +62,7 @@ class Client:
         return self.ask(x, Options(deadline_ms=deadline_ms)).prediction
 
     def ask(self, x: "Array | torch.Tensor", options: Options | None = None) -> Response:
-        """Return the whole answer: who is in it, and members or uncertainty if the options ask for them."""
+        """Return the full response: its members, and their predictions or uncertainty if the options ask for them."""
         body, headers = encode(np.asarray(x), Options() if options is None else options, binary=self._binary)
         reply = self._send_request("POST", f"/v2/models/{self._name}/infer", content=body, headers=headers)
         return read_answer(reply.content, reply.headers.get(HEADER_LENGTH))

@@ -243,7 +243,7 @@ class _Connection(asyncio.Protocol):
     # Replies.
 
     def send_reply(self, exchange: HttpExchange, status: int, body: bytes, headers: bytes) -> None:
-        """Send a reply, and go on with the next request."""
+        """Send a reply, and continue with the next request."""
         if exchange is not self._current or self._transport.is_closing():
             return
         self._current = None
@@ -276,7 +276,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close it, whatever is under way."""
+        """Close it, even during a request."""
         self._transport.abort()
 
     def _begin(self, exchange: HttpExchange) -> None:

@@ -26,7 +26,7 @@ class ModelFolders:
         self._digests: dict[tuple[str, str], str] = {}
 
     def names(self) -> list[str]:
-        """Return the names of all models that are there now."""
+        """Return the names of all models in the folder now."""
         # An empty folder, or none, is for the ensemble to refuse.
         if (self._folder / _MANIFEST).exists() or not self._folder.is_dir():
             return [self._name]

@@ -72,7 +72,7 @@ class Server:
         return f"http://{host}:{self._port}"
 
     def start(self) -> Self:
-        """Listen, and answer on a thread of its own; raises ListenError if the port cannot be had."""
+        """Listen, and serve in a thread; raises ListenError if the port is not available."""
         if self._thread is not None:
             raise ServeError("Server.start: was started before; allowed: once; make another one")
         runner = _make_runner()
@@ -93,7 +93,7 @@ class Server:
         return self
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Close the address after the replies that are on their way; the service goes on. Safe to call twice."""
+        """Close the address after pending replies; the service keeps running. Safe to call twice."""
         if self._thread is None or self._loop is None or self._ending is None:
             return
         if at_once:

@@ -167,7 +167,7 @@ class DeploymentPlan:
         return cls(**found)
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan to a JSON file, in place of what is there; returns it."""
+        """Write the plan to a JSON file, replacing an existing one; returns it."""
         target = Path(path)
         try:
             write_file(target, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")

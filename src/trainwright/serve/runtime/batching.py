@@ -101,7 +101,7 @@ class Batcher:
         self.rows += request.rows
 
     def requeue(self, request: Request) -> None:
-        """Let a request whose rows were taken start anew, before all others."""
+        """Restart a request whose rows were taken, before all others."""
         # If all its rows were taken, it is no longer in the queue.
         if request.taken == request.rows:
             self.requests.appendleft(request)
