@@ -37,6 +37,7 @@ html_show_sphinx = False
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
+autodoc_preserve_defaults = True  # as written: a default such as os.environ would show the environment of the build
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 default_role = "code"  # docstrings are written with single backticks
