@@ -110,9 +110,9 @@ class ForestSearcher(BayesianSearcher):
     def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
         """Choose a batch from one forest and one set of candidates.
 
-        The first trial has the kappa of its number, the others draw theirs from an exponential law of that mean.
+        The first trial has the kappa of its number, the others draw theirs from exponential laws of such means.
         """
-        kappas = np.full(len(numbers), self._kappa(view, numbers[0]))
+        kappas = np.array([self._kappa(view, trial) for trial in numbers])
         for place, trial in enumerate(numbers[1:], start=1):
             kappas[place] *= rng(view.seed, "kappa", trial).standard_exponential()
         recalled, (forest, trusted) = self._recall(view), self._grow(view)

@@ -28,8 +28,7 @@ Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 _ROUNDS = 2  # of local search around the best candidates
-_STARTS = 5  # rows whose neighbours a round asks, for each appetite
-_APPETITES = 8  # of a batch, whose best rows a round starts from
+_STARTS = 5  # rows whose neighbours a round asks
 _PER_PROPOSAL = 4  # candidates at least, in a batch
 _PENALTY = 2.0  # of a broken bound, times its excess
 
@@ -44,7 +43,7 @@ class Acquisition(ABC):
     appetites: Array  # [numbers]
     neighbours: ClassVar[float] = 1.0  # of the candidates: so many neighbours a round, at most
     climbers: ClassVar[int] = 0  # best rows that climb
-    local_search: bool = True  # around the best candidates; else the best of them is taken as it was drawn
+    local_search: bool = True  # around the best candidates, for a single trial; else the best are taken as drawn
     crowding: float = 0.0  # of the trials under way: up to so many of the best rows are left to them
 
     @abstractmethod
@@ -107,23 +106,22 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
     def _choose(
         self, view: SearchView, acquisition: Acquisition, numbers: Sequence[int], known: set[bytes], taken: set[bytes]
     ) -> Array:
-        """Return for each trial the row of least score that is neither known nor taken, after a local search."""
+        """Return each trial's row of least score that is neither known nor taken; a single one after a local search."""
         moves, good, appetites = moves_of(view), acquisition.good, acquisition.appetites
         count = max(self.candidates, _PER_PROPOSAL * len(numbers))
         rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), good, count)
         predicted = acquisition.predict(rows)
-        generator = rng(view.seed, "mutate", numbers[0])
-        # A batch searches around the best rows for a few quantiles of its appetites, not for each of them.
-        few = appetites if len(appetites) <= _APPETITES else np.quantile(appetites, np.linspace(0.0, 1.0, _APPETITES))
-        most = int(acquisition.neighbours * self.candidates) * len(few)
-        # Local search: each round asks the neighbours of the best rows so far.
-        for _ in range(_ROUNDS if acquisition.local_search else 0):
-            starts = [least_places(acquisition.score(predicted, one), _STARTS) for one in few.tolist()]
-            places = starts[0] if len(starts) == 1 else np.unique(np.concatenate(starts))
-            rows, predicted = _extend(acquisition, rows, predicted, moves.neighbours(generator, rows[places], most))
-        if acquisition.climbers and acquisition.local_search:
-            best = least_places(acquisition.score(predicted, float(appetites[0])), acquisition.climbers)
-            rows, predicted = _extend(acquisition, rows, predicted, acquisition.climb(rows[best], generator))
+        # Local search: each round asks the neighbours of the best rows so far. A batch takes what was drawn, or all of
+        # it would crowd around a few rows (`benchmarks/scale/waves.py`).
+        if acquisition.local_search and len(numbers) == 1:
+            generator, appetite = rng(view.seed, "mutate", numbers[0]), float(appetites[0])
+            most = int(acquisition.neighbours * self.candidates)
+            for _ in range(_ROUNDS):
+                places = least_places(acquisition.score(predicted, appetite), _STARTS)
+                rows, predicted = _extend(acquisition, rows, predicted, moves.neighbours(generator, rows[places], most))
+            if acquisition.climbers:
+                best = least_places(acquisition.score(predicted, appetite), acquisition.climbers)
+                rows, predicted = _extend(acquisition, rows, predicted, acquisition.climb(rows[best], generator))
         # Trials that are under way were proposed from much the same results: all would crowd around the same best row.
         crowd = acquisition.crowding * rng(view.seed, "crowd", numbers[0]).random(len(numbers))
         if len(numbers) == 1:
