@@ -38,6 +38,7 @@ Array = NDArray[np.float64]
 Pending = Literal["exclude", "ignore"]
 
 _CROWDING = 0.5  # of the trials under way: up to so many of the best candidates are left to them
+_CROWDED = 32  # trials under way, from which on a local search would lead all of them to the same few rows
 _PERIOD = 10  # trials after which kappa starts again
 
 
@@ -51,9 +52,10 @@ class _Grown(NamedTuple):
 class ConfidenceBound(Acquisition):
     """Mean - kappa * deviation over the trees of a forest; the appetites are the kappas."""
 
-    def __init__(self, space: Space, forest: "Forest", kappas: Array) -> None:
+    def __init__(self, space: Space, forest: "Forest", kappas: Array, *, under_way: int) -> None:
         self._space, self._forest, self.appetites = space, forest, kappas
         self.crowding = _CROWDING
+        self.local_search = under_way < _CROWDED
 
     def predict(self, rows: Array) -> Array:
         """Return mean and deviation [2, rows] at full fidelity."""
@@ -116,7 +118,7 @@ class ForestSearcher(BayesianSearcher):
         for place, trial in enumerate(numbers[1:], start=1):
             kappas[place] *= rng(view.seed, "kappa", trial).standard_exponential()
         recalled, (forest, trusted) = self._recall(view), self._grow(view)
-        bound = ConfidenceBound(view.space, forest, kappas)
+        bound = ConfidenceBound(view.space, forest, kappas, under_way=len(view.pending))
         old, y = np.split(forest.value(), [forest.count - view.count])
         order = least_places(np.where(view.failed, np.inf, y), 20 * (view.top + 1))  # a trial has a row at each rung
         bound.good = good_rows(view, order)
@@ -124,7 +126,7 @@ class ForestSearcher(BayesianSearcher):
             bound.good = np.concatenate([bound.good[:10], recalled.rows[trusted][least_places(old, 10)]])
         known = view.tried
         if self.pending == "ignore":
-            bound.crowding = 0.0
+            bound.crowding, bound.local_search = 0.0, True
             known = known - set(view.space.row_keys(view.pending))
         rows = self._choose(view, bound, numbers, known, taken)
         return [
