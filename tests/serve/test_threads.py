@@ -16,7 +16,7 @@ from trainwright.ensemble.library.cost import time_calls
 from trainwright.randomness import rng
 from trainwright.serve import DeploymentPlan, TimeTables, allocate
 from trainwright.serve.placement import devices as devices_module
-from trainwright.serve.placement.devices import parse_devices, thread_environment
+from trainwright.serve.placement.devices import parse_devices, share_devices, thread_environment
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, packed_units
 
 BATCHES = (1, 8, 64)
@@ -64,6 +64,20 @@ def test_every_plan_keeps_to_its_cores(host, members, seed):
             held = [member for unit in plan.units for member in unit.members]
             assert sorted(held) == list(range(members))
             check_threads(plan, host)
+
+
+@given(host=hosts(), members=st.integers(1, 6), models=st.integers(1, 5))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_several_models_keep_to_the_cores(host, members, models):
+    """Each has its share of the threads, one at least: together they have what one model may have."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = found_on(monkeypatch, host)
+        of = ensemble(*range(1, members + 1))
+        plan = DeploymentPlan.simple(of, share_devices(found, models))
+        plan.check(of)
+        for device in found:
+            threads = sum(one.threads for one in plan.instances if one.device.name == device.name)
+            assert models * threads <= max(models, device.room)
 
 
 def check_threads(plan, host):

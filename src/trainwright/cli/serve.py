@@ -16,6 +16,7 @@ from trainwright.integrations.ray_serve import RayService
 from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, ModelFolders, Server
 from trainwright.serve import allocate as find_placement
 from trainwright.serve.placement.allocate import allocate_or_pack
+from trainwright.serve.placement.devices import parse_devices, share_devices
 from trainwright.serve.service import Service
 from trainwright.validators import check, number, one_of
 
@@ -78,26 +79,29 @@ def run(
 
     def start_service(folder: Path) -> Service:
         loaded = Ensemble.load(folder)
-        placed = _place_members(loaded, plan, devices)
+        placed = _place_members(loaded, plan, devices, 1 if engine == "ray" else len(folders.names()))
         if engine == "ray":
             print("ray: on one machine it is slower than --engine local, by design; it is for several")
             return RayService(loaded, placed, settings=settings)
         return Deployment(loaded, placed, settings=settings).start()
 
+    folders = ModelFolders(ensemble, start_service, name=name)
     # Replicas on Ray are not replaced while they answer.
-    models = start_service(ensemble) if engine == "ray" else ModelFolders(ensemble, start_service, name=name)
-    server = Server(models, host=host, port=port, token=token, name=name)
+    server = Server(
+        start_service(ensemble) if engine == "ray" else folders, host=host, port=port, token=token, name=name
+    )
     content = server.run(drain_seconds=drain, on_ready=show_address)
     _show_summary(content)
     return Result(content)
 
 
-def _place_members(ensemble: Ensemble, file: Path | None, devices: str | None) -> DeploymentPlan:
+def _place_members(ensemble: Ensemble, file: Path | None, devices: str | None, models: int) -> DeploymentPlan:
     if file is not None:
         plan = DeploymentPlan.load(file)
         plan.check(ensemble, devices)
         return plan
-    plan = allocate_or_pack(ensemble, devices or "cpu")
+    # Of several models each has its share of the cores.
+    plan = allocate_or_pack(ensemble, share_devices(parse_devices(devices or "cpu"), models))
     rates = plan.measured or plan.expected
     expected = f", {rates['value']:,.0f} rows a second expected" if rates else " by size alone"
     where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"

@@ -133,9 +133,13 @@ class DeploymentPlan:
         if self.simulated and devices is None:
             names = ", ".join(device.name for device in self.devices)
             raise AllocationError(f"plan: its devices are simulated ({names}); allowed: devices that are here")
-        # Times and memory hold for one model of device and number of threads.
+        # Times hold for one model of device; of its threads a plan may have a share.
         here = parse_devices([device.name for device in self.devices] if devices is None else devices)
-        if _describe_devices(here) != _describe_devices(self.devices):
+        known = {device.name: device for device in here}
+        fits = known.keys() == {device.name for device in self.devices} and all(
+            known[one.name].model == one.model and one.threads <= known[one.name].threads for one in self.devices
+        )
+        if not fits:
             raise AllocationError(
                 f"plan: was made for the devices {_describe_devices(self.devices)}, given are "
                 f"{_describe_devices(here)}; allowed: the same; allocate again"

@@ -16,7 +16,15 @@ from trainwright.cluster import Cluster
 from trainwright.cluster.cgroup_limits import cgroup_cores, host_memory_bytes
 from trainwright.errors import DeviceError
 
-__all__ = ["Device", "found_devices", "parse_devices", "room_of", "simulated_devices", "thread_environment"]
+__all__ = [
+    "Device",
+    "found_devices",
+    "parse_devices",
+    "room_of",
+    "share_devices",
+    "simulated_devices",
+    "thread_environment",
+]
 
 _CPU = re.compile(r"cpu(?::(\d+)(?:-(\d+))?)?")
 _CUDA = re.compile(r"cuda(?::(\d+))?")
@@ -120,6 +128,16 @@ def room_of(devices: Sequence[Device]) -> int | None:
     """Return how many instances may compute at once on all of them; None if no cores limit them."""
     rooms = [device.room for device in devices]
     return None if None in rooms else sum(room or 0 for room in rooms)
+
+
+def share_devices(devices: Sequence[Device], count: int) -> tuple[Device, ...]:
+    """Return what each of `count` models has of devices: a share of their bytes and threads, of these one at least."""
+    shared = []
+    for device in devices:
+        cpus = max(1, (device.room or 0) // count)
+        limits = {"cpus": cpus, "threads": min(device.threads, cpus)} if device.room else {}
+        shared.append(replace(device, capacity_bytes=device.capacity_bytes // count, **limits))
+    return tuple(shared)
 
 
 def simulated_devices(clusters: Cluster | Sequence[Cluster]) -> tuple[Device, ...]:
