@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import gc
 import re
 import time
 from collections import Counter, deque
@@ -27,7 +28,13 @@ def run_open_loop(url: str, path: str, body: bytes, *, rate: float, seconds: flo
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     gaps = np.random.default_rng(seed).exponential(1 / rate, size=max(1, round(rate * seconds)))
-    return asyncio.run(_Run(url, head.encode() + body, gaps.cumsum()).result())
+    # A pass of the garbage collector here would be taken for a slow server.
+    gc.collect()
+    gc.disable()
+    try:
+        return asyncio.run(_Run(url, head.encode() + body, gaps.cumsum()).result())
+    finally:
+        gc.enable()
 
 
 class _Run:

@@ -9,10 +9,10 @@ this process, which the server shares, and given apart.
 
 What a request costs at least, beside the members and the rule, which the bare loop has too: one copy of the rows into
 shared memory (128 KiB here: 10 to 20 us), one copy of each member's predictions out (10 KiB each), 32 bytes to the
-worker and 32 a member back, and two wake-ups: the worker's by the request, the client's by the answer. Ours has one
-more, of the dispatcher by the worker, and one for each further report of a member that takes over a millisecond, which
-the last answer does not wait for. `wake_ups` counts all that threads of front and worker did per request, and needs no
-quiet machine: with four members 2 + 4 is what this design has, and 2 is what none can do without.
+worker and 32 a member back, and two wake-ups: the worker's by the request, the client's by the answer. Ours has two
+more, of the dispatcher by the request and by the worker, and one for each further member's report, which the last
+answer does not wait for. `wake_ups` counts all that threads of front and worker did per request, and needs no quiet
+machine: with four members 3 + 4 is what this design has, and 2 is what none can do without.
 """
 
 import argparse

@@ -134,9 +134,9 @@ def share_devices(devices: Sequence[Device], count: int) -> tuple[Device, ...]:
     """Return what each of `count` models has of devices: a share of their bytes and threads, of these one at least."""
     shared = []
     for device in devices:
-        cpus = max(1, (device.room or 0) // count)
-        limits = {"cpus": cpus, "threads": min(device.threads, cpus)} if device.room else {}
-        shared.append(replace(device, capacity_bytes=device.capacity_bytes // count, **limits))
+        cpus = max(1, device.room // count) if device.room else device.cpus
+        threads = min(device.threads, cpus) if device.room else device.threads
+        shared.append(replace(device, capacity_bytes=device.capacity_bytes // count, cpus=cpus, threads=threads))
     return tuple(shared)
 
 
