@@ -23,7 +23,7 @@ OTHERWISE = {  # what is written in another way, and why
     "engine/process/worker.py": "a log grows",
     "ledger/directory.py": "a claim is whoever's was first, by a link or exclusive creation; a beat is only counted",
     "ledger/journal.py": "a journal only grows, and knows torn ends",
-    "cli/submission/jobs.py": "a list of jobs grows, to which their scripts append too",
+    "cli/submit.py": "a list of jobs grows, to which their scripts append too",
     "cluster/calibration/compute.py": "it measures writing",
     "study/driver/inheritance.py": "it links at the temporary path that `publish` gives, and hands over by a rename",
     "testing/*": "a kit writes in temporary folders of its own",

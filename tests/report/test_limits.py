@@ -8,7 +8,7 @@ import pytest
 import trainwright as tw
 from trainwright.report import write_summary
 from trainwright.report.figures.best_so_far import best_so_far
-from trainwright.report.header import header_html
+from trainwright.report.html import header_html
 from trainwright.report.overview import Overview
 from trainwright.report.tables import best_trials
 

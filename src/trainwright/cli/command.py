@@ -48,8 +48,6 @@ Nodes = Annotated[int | None, typer.Option(help="So many nodes of it.")]
 PlanFile = Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")]
 TokenFile = Annotated[Path | None, typer.Option(help="Holds the token; chmod 600.")]
 
-_TAKES = "changes"
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -108,11 +106,11 @@ def _end_with_json(command: Command) -> Command:
     return run
 
 
-def options_of(settings: type, *only: str, **names: str) -> Callable[[Command], Command]:
-    """Return a decorator that puts a settings class's options in the place of a command's parameter `changes`.
+def options_of(settings: type, *only: str, takes: str = "changes", **names: str) -> Callable[[Command], Command]:
+    """Return a decorator that puts a settings class's options in the place of a command's parameter `takes`.
 
     An option is called as its field with dashes, unless `names` has other words for the field, such as
-    "--keep/--drop"; `only` names the fields to take, all if none. Not given, an option is not in `changes`,
+    "--keep/--drop"; `only` names the fields to take, all if none. Not given, an option is not in that parameter,
     whatever the field's default.
     """
     fields = [field for field in settings_of(settings) if not only or field.name in only]
@@ -124,12 +122,12 @@ def options_of(settings: type, *only: str, **names: str) -> Callable[[Command], 
             # value.
             changes = {field.name: options.pop(field.name) for field in fields}
             given = {name: value for name, value in changes.items() if value is not None}
-            return command(**options, **{_TAKES: given})
+            return command(**options, **{takes: given})
 
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            # The options stand where the command has `changes`, so that the help keeps its order.
-            if parameter.name == _TAKES:
+            # The options stand where the command has that parameter, so that the help keeps its order.
+            if parameter.name == takes:
                 parameters.extend(_make_parameter(field, names.get(field.name)) for field in fields)
             else:
                 parameters.append(parameter)

@@ -6,25 +6,34 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli.command import Result
-from trainwright.cli.workflow.deployment import DeploymentStage
+from trainwright.cli.command import Result, options_of
+from trainwright.cli.workflow.serving import DeploymentStage
 from trainwright.cli.workflow.stage import StageRecords, StudyJob, WorkflowStage
 from trainwright.cli.workflow.study_file import STAGES, read_job
 from trainwright.errors import InputError
 from trainwright.report import write_report, write_summary
+from trainwright.study.driver.budget import Budget
 from trainwright.validators import check, one_of
 
 __all__ = ["run"]
 
 
+@options_of(
+    Budget,
+    "trials",
+    "wall_seconds",
+    "device_seconds",
+    "deadline",
+    "grace_seconds",
+    takes="limits",
+    grace_seconds="--grace",
+)
 def run(
     file: Annotated[Path, typer.Argument(help="A study file (.toml), or a Python file with `study` and `train`.")],
     *,
     directory: Annotated[Path | None, typer.Option(help="Where to keep the study.")] = None,
-    trials: Annotated[int | None, typer.Option(help="How many trials with a result.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="When the best complete trial counts, such as 18:00.")] = None,
+    limits: dict[str, Any],
     workers: Annotated[int | None, typer.Option(help="Trials at once on this machine.")] = None,
-    grace: Annotated[float, typer.Option(help="Seconds for the running epoch after a signal.")] = 25.0,
     stage: Annotated[list[str] | None, typer.Option(help="Run only this stage; may be repeated.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Also run unchanged stages.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Then serve as [deployment] says, until Ctrl-C.")] = False,
@@ -36,8 +45,7 @@ def run(
     job.command = ("trainwright", "run", str(file), *where)
     job.progress = not quiet
     # Options of the command line override the file.
-    asked = {"trials": trials, "deadline": deadline, "grace_seconds": grace}
-    job.budget |= {name: value for name, value in asked.items() if value is not None}
+    job.budget |= limits
     wanted = _choose_stages(job.stages, stage or [], file)
     served = next((item for item in wanted if isinstance(item, DeploymentStage)), None)
     if serve and served is None:

@@ -8,8 +8,7 @@ import typer
 
 from trainwright.cli.command import EnsembleFolder, Nodes, PlanFile, Result, TokenFile, make_group, options_of
 from trainwright.cli.inputs import find_cluster
-from trainwright.cli.workflow.allocation import AllocationStage, show_plan
-from trainwright.cli.workflow.deployment import show_address
+from trainwright.cli.workflow.serving import AllocationStage, show_address, show_plan
 from trainwright.ensemble import Ensemble
 from trainwright.http_security import token_for
 from trainwright.integrations.ray_serve import RayService

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from trainwright.cli.batch_job import queue_states
 from trainwright.cli.command import Result
-from trainwright.cli.submission.jobs import queue_states
 from trainwright.errors import EnsembleError, InputError
 from trainwright.ledger.writers import state_counts
 from trainwright.report.formatting import count

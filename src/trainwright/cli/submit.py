@@ -6,10 +6,9 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
+from trainwright.cli.batch_job import SCRIPT, SUBMITTED, Job, make_folder, make_script, run_command
+from trainwright.cli.batch_systems import SYSTEMS
 from trainwright.cli.command import Result, options_of
-from trainwright.cli.submission.job import SCRIPT, Job, make_script
-from trainwright.cli.submission.jobs import SUBMITTED, make_folder, run_command
-from trainwright.cli.submission.systems import SYSTEMS
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError
 from trainwright.publishing import write_file

@@ -18,6 +18,7 @@ from trainwright.study.driver.budget import Budget
 __all__ = ["worker"]
 
 
+@options_of(Budget, "trials", "wall_seconds", "deadline", takes="limits")
 @options_of(
     Worker,
     "rank",
@@ -35,9 +36,7 @@ def worker(
     *,
     ledger: Annotated[str | None, typer.Option(help="Its URL, if the directory does not know it.")] = None,
     train: Annotated[str | None, typer.Option(help="What to run, as module:function.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Results of the whole study.")] = None,
-    wall_seconds: Annotated[float | None, typer.Option(help="Leave before these seconds are over.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="When the best complete trial counts, such as 18:00.")] = None,
+    limits: dict[str, Any],
     workers: Annotated[int | None, typer.Option(help="Trials at once; else one a GPU.")] = None,
     gang: Annotated[int, typer.Option(help="Tasks of the launcher, one per node, that share trials.")] = 1,
     changes: dict[str, Any],
@@ -50,8 +49,6 @@ def worker(
     # The module of --train may be in the current folder.
     sys.path.append(str(Path.cwd()))
     settings: dict[str, Any] = {"train": train}
-    asked = {"trials": trials, "wall_seconds": wall_seconds, "deadline": deadline}
-    limits: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     # A study file makes the study if it is not there yet; an address only opens one.
     if where.endswith((".toml", ".py")):
         job = read_job(Path(where))

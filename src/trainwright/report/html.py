@@ -1,19 +1,19 @@
 """The report of a study, and the page of an ensemble: one self-contained HTML file each."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
-from trainwright.ledger import open_ledger, state_of
+from trainwright.ledger import Status, open_ledger, state_of
 from trainwright.ledger.writers import under_way
 from trainwright.report import tables
 from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureGroup, FigureSource
 from trainwright.report.files import target, write
-from trainwright.report.formatting import DASH, escape
-from trainwright.report.header import footer_html, header_html
+from trainwright.report.formatting import DASH, count, date, duration, escape, number
 from trainwright.report.overview import Overview
 from trainwright.report.page import Section, figure_html, page_html
 
@@ -32,7 +32,6 @@ def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
     overview = Overview(state, under_way(ledger, state))
     sections: list[Section] = [("best", "Best trials", tables.best_trials(overview))]
     figures: list[Figure] = []
-    # One source for all groups: the importance of parameters orders the parallel coordinates.
     source = FigureSource(overview, directory)
     for group_name, group in GROUPS.items():
         drawn = group.draw(source)
@@ -92,3 +91,81 @@ def _wrap_card(inner: str) -> str:
 
 def _figures_html(figures: Sequence[Figure]) -> str:
     return "\n".join(figure_html(figure, alone=len(figures) == 1) for figure in figures)
+
+
+def header_html(overview: Overview, *, name: str, directory: Path, dropped: int) -> str:
+    """Return the study's name, objectives, counts by state, facts and the way on."""
+    goals = ", ".join(f"<code>{escape(objective)}</code>" for objective in overview.objectives)
+    limits = ", ".join(f"<code>{escape(constraint)}</code>" for constraint in overview.state.constraints)
+    goals += f", with {limits}" if limits else ""
+    states = "".join(f'<li class="{word}">{many:,} {word}</li>' for word, many in overview.counts.items())
+    facts = "".join(
+        f"<div><dt>{what}</dt><dd>{value}<small>{more}</small></dd></div>"
+        for what, value, more in _list_facts(overview)
+    )
+    warning = f'<p class="go-on">{_dropped_words(dropped)}</p>' if dropped else ""
+    return (
+        f'<p class="eyebrow">Trainwright report</p><h1>{escape(name)}</h1><p class="soft">{goals}</p>'
+        f'<ul class="counts" aria-label="Trials by state">{states or "<li>no trial yet</li>"}</ul>'
+        f'<dl class="facts">{facts}</dl>{warning}{_way_on(overview, directory)}'
+    )
+
+
+def footer_html(overview: Overview, *, study_id: str, now: float) -> str:
+    """Return the study's identity, the versions that made it and when this page was written."""
+    versions = ", ".join(f"{escape(name)} {escape(of)}" for name, of in sorted(overview.state.versions.items()))
+    parts = [
+        f"Study <code>{escape(study_id)}</code>" if study_id else "",
+        f"seed {overview.state.seed}",
+        versions,
+        f"written {date(now)}",
+    ]
+    return "<p>" + " · ".join(part for part in parts if part) + "</p>"
+
+
+def _list_facts(overview: Overview) -> list[tuple[str, str, str]]:
+    facts: list[tuple[str, str, str]] = []
+    best = overview.best
+    if best is not None and len(overview.objectives) == 1:
+        value = number(float(overview.values[overview.ranking[0], 0]))
+        facts.append((f"best {escape(overview.objectives[0].metric, 30)}", value, f"trial {best.number}"))
+    elif best is not None:
+        facts.append(("on the front", f"{len(overview.front):,}", f"of {count(len(overview.results), 'result')}"))
+    if overview.limits and len(overview.results):
+        feasible = int(overview.within[overview.results].sum())
+        facts.append(
+            ("feasible", f"{feasible:,}" if feasible else "none", f"of {count(len(overview.results), 'result')}")
+        )
+    facts.append(("trials", f"{len(overview.trials):,}", f"{overview.state.results:,} with a result"))
+    epochs = sum(len(trial.reports) for trial in overview.trials)
+    if epochs:
+        facts.append(("epochs", f"{epochs:,}", f"longest trial {overview.epochs:,}"))
+    if overview.clock.total > 0:
+        breaks = len(overview.clock.breaks)
+        facts.append(("time", duration(overview.clock.total), f"in {breaks + 1} sessions" if breaks else "wall time"))
+        facts.append(("device time", duration(overview.state.device_seconds), "all devices together"))
+    if overview.state.created_at:
+        facts.append(("begun", date(overview.state.created_at)[:10], date(overview.state.created_at)[11:]))
+    return facts
+
+
+def _way_on(overview: Overview, directory: Path) -> str:
+    # Lost trials count too: the next run continues them.
+    under_way = overview.count(Status.PROPOSED, Status.RUNNING, Status.LOST)
+    still = f"{count(under_way, 'trial')} {'is' if under_way == 1 else 'are'} not finished. " if under_way else ""
+    # The study's own note says how it was started, which is how to continue it.
+    commands = [
+        value for _, name, value in overview.state.notes.values() if name == "resume" and isinstance(value, str)
+    ]
+    options = commands[-1] if commands else ""
+    place = shlex.quote(str(directory))
+    how = (
+        f"To go on: <code>{escape(options)}</code>."
+        if options
+        else "To go on, start the study again as before: ended trials are kept, others go on from their checkpoints."
+    )
+    return f'<p class="go-on">{still}{how} How it stands: <code>trainwright status {escape(place)}</code></p>'
+
+
+def _dropped_words(dropped: int) -> str:
+    return f'{count(dropped, "piece")} of the records could not be read: <a href="#dropped">which</a>.'

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import trainwright as tw
-from trainwright.cli.workflow.allocation import AllocationStage
-from trainwright.cli.workflow.deployment import DeploymentStage
 from trainwright.cli.workflow.ensemble import EnsembleStage
 from trainwright.cli.workflow.plan import PlanStage
-from trainwright.cli.workflow.search import SearchStage
-from trainwright.cli.workflow.stage import A_TABLE, StudyJob, WorkflowStage
+from trainwright.cli.workflow.serving import AllocationStage, DeploymentStage
+from trainwright.cli.workflow.stage import A_TABLE, SearchStage, StudyJob, WorkflowStage
 from trainwright.engine.function_reference import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml

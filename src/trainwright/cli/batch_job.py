@@ -1,19 +1,29 @@
-"""The table [job] of a study file, and the script of the batch job that works on the study."""
+"""The table [job] of a study file, the script of its batch job, and the jobs that were submitted for a study.
+
+A call of `trainwright submit` has a folder `jobs/NUMBER` of its own: its script, and `submitted`, to which it and its
+jobs append the number of each job, one a line.
+"""
 
 import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from trainwright.cli.submission.systems import SYSTEMS
-from trainwright.errors import StudyError
+from trainwright.cli.batch_systems import SYSTEMS
+from trainwright.errors import StudyError, TrainwrightError
 from trainwright.settings import Settings
 from trainwright.validators import each, instance_of, integer, number, one_of, optional, text
 
-__all__ = ["SCRIPT", "Job", "make_script"]
+__all__ = ["SCRIPT", "SUBMITTED", "Job", "make_folder", "make_script", "queue_states", "run_command"]
 
 SCRIPT = "job.sh"
 """The name of the script in its folder."""
+SUBMITTED = "submitted"
+_FOLDER = "jobs"
+_PATIENCE_SECONDS = 60.0
 
 _AT_LEAST_ONE = optional(integer(minimum=1))
 _LINES = each(instance_of(str), words="a list of texts, such as ['module load cuda']")
@@ -122,3 +132,53 @@ def make_script(job: Job, file: Path, folder: Path) -> str:
         worker=shlex.join(worker),
         cancel=system.cancel,
     )
+
+
+def make_folder(directory: Path) -> Path:
+    """Return the folder of a new call for the study in `directory`."""
+    home = directory.resolve() / _FOLDER
+    number = 1 + max((int(folder.name) for folder in home.glob("[0-9]*")), default=0)
+    folder = home / str(number)
+    try:
+        folder.mkdir(parents=True)
+        (folder / SUBMITTED).touch()
+    except OSError as error:
+        raise TrainwrightError(f"submit: cannot make {folder}: {(error.strerror or str(error)).lower()}") from error
+    return folder
+
+
+def queue_states(directory: Path) -> dict[str, str]:
+    """Return queued, running or ended for each job of a study; submitted where no command here tells of them."""
+    files = sorted((directory / _FOLDER).glob(f"[0-9]*/{SUBMITTED}"), key=lambda file: int(file.parent.name))
+    jobs = [job for file in files for job in file.read_text(encoding="utf-8").split()]
+    known = _slurm_states() if jobs and shutil.which("squeue") else None
+    return {job: "submitted" if known is None else known.get(job, "ended") for job in jobs}
+
+
+def run_command(command: Sequence[str]) -> str:
+    """Return what a command of the batch system prints. Raises `TrainwrightError` with its words if it fails."""
+    try:
+        done = subprocess.run(
+            list(command),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_PATIENCE_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise TrainwrightError(f"submit: {command[0]} says nothing within {_PATIENCE_SECONDS:g} s") from None
+    except subprocess.CalledProcessError as error:
+        words = (error.stderr or error.stdout).strip().splitlines() or [f"exit status {error.returncode}"]
+        raise TrainwrightError(f"submit: {command[0]} refuses: {words[-1].removeprefix(f'{command[0]}: ')}") from None
+    return done.stdout.strip()
+
+
+def _slurm_states() -> dict[str, str]:
+    try:
+        lines = run_command(["squeue", "--me", "--noheader", "--format=%i %T"]).splitlines()
+    except TrainwrightError:
+        # A controller that does not answer must not cost the rest of what is asked.
+        return {}
+    states = dict(line.split()[:2] for line in lines if line.strip())
+    return {job: "queued" if state == "PENDING" else "running" for job, state in states.items()}
