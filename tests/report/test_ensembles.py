@@ -1,21 +1,18 @@
 """The part of a report that a library gives: front, members alone, the pick, or the reason why there is none."""
 
-import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trainwright.cli import main
 from trainwright.ensemble import EnsembleSettings, Library, leave
 from trainwright.ensemble.ensemble_settings import StoredSettings
 from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report import write_report
 from trainwright.report.figures.ensembles import ensemble_front
-from trainwright.report.summary import choose_study_ensemble, summarise_current_ensemble
+from trainwright.report.summary import choose_study_ensemble
 
 ROWS, CLASSES = 200, 5
 TARGETS = {name: np.random.default_rng(3).integers(0, CLASSES, ROWS) for name in ("selection", "test")}
@@ -122,40 +119,14 @@ def test_no_library_no_section(study):
     assert 'id="ensembles"' not in write_report(study).read_text(encoding="utf-8")
 
 
-class TestSoFar:
-    def test_every_state_has_the_ensemble_of_its_settings(self, study):
-        """Newcomers, later epochs of known trials, and entries that cannot be used."""
-        assert summarise_current_ensemble(state_of(study), study) is None
-        for numbers, epoch in (([3, 1], 1), ([0, 7], 1), ([], 1), ([1, 5], 2)):
-            library(study, numbers, epoch=epoch)
-            found = summarise_current_ensemble(state_of(study), study)
-            chosen = EnsembleSettings().choose(Library.open(study))
-            assert found["weights"] == dict(zip(members_of(chosen.ensemble), chosen.ensemble.weights, strict=True))
-            assert found["loss"] == pytest.approx(chosen.front.points[0].loss, abs=1e-9)
-            single = chosen.front.baselines["single best"]
-            assert (found["single_trial"], found["single_loss"]) == (
-                single.members[0],
-                pytest.approx(single.loss, abs=1e-6),
-            )
-        assert (found["models"], found["left_out"], found["split"]) == (5, 0, "selection")
-
-    def test_status_tells_it(self, study, monkeypatch, capsys):
-        def said(*arguments):
-            monkeypatch.setattr(sys, "argv", ["trainwright", "status", str(study), *arguments])
-            with pytest.raises(SystemExit) as end:
-                main()
-            assert not end.value.code
-            return capsys.readouterr().out
-
-        assert "ensemble" not in said()
-        library(study, range(6))
-        found = summarise_current_ensemble(state_of(study), study)
-        trials = ", ".join(map(str, found["weights"]))
-        assert (
-            f"ensemble so far: trials {trials} of 6 models, selection cross entropy {found['loss']:.6g} (the" in said()
-        )
-        told = json.loads(said("--json").splitlines()[-1])["ensemble"]
-        assert told["weights"] == {str(trial): weight for trial, weight in found["weights"].items()}
-        library(study, [9], rows=ROWS - 1)
-        assert "no ensemble so far: split 'selection': got 2 different sets of rows" in said()
-        assert "2 different sets" in json.loads(said("--json").splitlines()[-1])["ensemble"]["error"]
+def test_every_state_has_the_ensemble_of_its_settings(study):
+    """Newcomers, later epochs of known trials, and entries that cannot be used."""
+    assert choose_study_ensemble(state_of(study), study) is None
+    for numbers, epoch in (([3, 1], 1), ([0, 7], 1), ([], 1), ([1, 5], 2)):
+        library(study, numbers, epoch=epoch)
+        found = choose_study_ensemble(state_of(study), study)
+        chosen = EnsembleSettings().choose(Library.open(study))
+        assert members_of(found.ensemble) == members_of(chosen.ensemble)
+        assert found.ensemble.weights == chosen.ensemble.weights
+        assert found.front.baselines["single best"].members == chosen.front.baselines["single best"].members
+    assert found.models == 5

@@ -1,4 +1,4 @@
-"""One library and one set of settings, one ensemble: by run, command, status, report, live page, summary and Python."""
+"""One library and one set of settings, one ensemble: by run, command, report, live page, summary and Python."""
 
 import contextlib
 import json
@@ -134,11 +134,9 @@ def on_the_page(folder, state):
 def doors(folder, said):
     """Return what each door that is given no settings says: the weights by trial."""
     state = fold(DirectoryLedger(folder / "ledger").read()[0])
-    status = said("status", folder)["ensemble"]
     page = write_report(folder).read_text(encoding="utf-8")
     found = {
         "command": serialise_weights(said("ensemble", folder)["pick"]["members"]),
-        "status": {int(trial): weight for trial, weight in status["weights"].items()},
         "report": serialise_weights(choose_study_ensemble(state, folder).ensemble.table()),
         "live page": on_the_page(folder, state),
     }
@@ -193,11 +191,10 @@ def test_without_a_run_the_command_is_the_choice(scribe, said, tmp_path):
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"settings": 7}', '{"settings": {"pick": "knee"}}', '{"settings": {"x": 1}}']
 )
-def test_settings_that_are_none(text, scribe, said):
-    """One sentence in the status and the report; no traceback."""
+def test_settings_that_are_none(text, scribe):
+    """One sentence in the report; no traceback."""
     scribe.create()
     folder = scribe.write()
     fill(folder, np.random.default_rng(5), "classes")
     (folder / SETTINGS_FILE).write_text(text)
-    assert SETTINGS_FILE in said("status", folder)["ensemble"]["error"]
     assert SETTINGS_FILE in write_report(folder).read_text(encoding="utf-8")

@@ -8,11 +8,10 @@ import typer
 
 from trainwright.cli.batch_job import queue_states
 from trainwright.cli.command import Result
-from trainwright.errors import EnsembleError, InputError
+from trainwright.errors import InputError
 from trainwright.ledger.writers import state_counts
 from trainwright.report.formatting import count
 from trainwright.report.overview import Overview
-from trainwright.report.summary import summarise_current_ensemble
 from trainwright.study import Study
 from trainwright.ui.study_details import trial_page
 
@@ -31,7 +30,7 @@ def status(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
     trial: Annotated[int | None, typer.Option(help="What happened to this trial, and why.")] = None,
 ) -> Result:
-    """Show counts by state, devices in use, the best trial and ensemble, and damaged records."""
+    """Show counts by state, devices in use, the best trial, and damaged records."""
     with Study.open(where) as study:
         if trial is not None:
             story = trial_page(Overview(study.state, study.under_way), trial)
@@ -72,22 +71,10 @@ def _collect_content(study: Any) -> dict[str, Any]:
         **({"feasible": len(study.feasible)} if any(map(math.isfinite, study.state.limits)) else {}),
         "objectives": [{"metric": o.metric, "direction": o.direction} for o in study.objectives],
         "dropped_records": len(study.dropped),
-        **_describe_ensemble(study),
         **({"grants": grants} if grants else {}),
         **({"jobs": jobs} if study.directory is not None and (jobs := queue_states(study.directory)) else {}),
     }
     return content if len(study.objectives) == 1 else {**content, "front": front}
-
-
-def _describe_ensemble(study: Any) -> dict[str, Any]:
-    if study.directory is None or not any(trial.offered for trial in study.state.trials.values()):
-        return {}
-    try:
-        found = summarise_current_ensemble(study.state, study.directory)
-    except EnsembleError as error:
-        # A library that allows no selection must not cost the rest.
-        return {"ensemble": {"error": str(error)}}
-    return {} if found is None else {"ensemble": found}
 
 
 def _show_trial(story: Mapping[str, Any]) -> None:
@@ -140,14 +127,3 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
             print(f"  {name} = {value}")
         for part in best.get("lineage", [])[:-1]:
             print(f"  epochs {part['first']} to {part['last']} in trial {part['trial']}")
-    if "error" in content.get("ensemble", {}):
-        print(f"no ensemble so far: {content['ensemble']['error']}")
-    elif "ensemble" in content:
-        # These are the members that the report and the live page show too.
-        found = content["ensemble"]
-        trials = ", ".join(str(trial) for trial in found["weights"])
-        loss = f"{found['split']} {found['metric'].replace('_', ' ')}"
-        print(
-            f"ensemble so far: trials {trials} of {found['models']} models, {loss} "
-            f"{found['loss']:.6g} (the best alone: trial {found['single_trial']}, {found['single_loss']:.6g})"
-        )
