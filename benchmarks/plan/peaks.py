@@ -6,9 +6,11 @@ added up, which also sees what kernels take and give back inside an operation; w
 verdict "fits" is false if the real step needs more than the predicted peak and the margin of `judge`.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -38,7 +40,7 @@ class Configuration:
     precision: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
     """Peak bytes of a configuration's step: predicted, and the allocator's."""
 
@@ -67,9 +69,22 @@ CONFIGURATIONS = [
 ]
 
 
-def measure(configurations: list[Configuration] | None = None) -> dict[str, Any]:
-    """Return the rows of all configurations, their errors and the number of false verdicts."""
-    rows = [row_of(configuration) for configuration in configurations or CONFIGURATIONS]
+def measure(configurations: list[Configuration] | None = None, kept: Path | None = None) -> dict[str, Any]:
+    """Return the rows of all configurations, their errors and the number of false verdicts.
+
+    Rows that an interrupted run has left in the file `kept` are not measured again.
+    """
+    known = {}
+    if kept is not None and kept.exists():
+        known = {tuple(row[0].values()): row[1:] for row in map(json.loads, kept.read_text().splitlines())}
+    rows = []
+    for one in configurations or CONFIGURATIONS:
+        sizes = known.get(tuple(asdict(one).values()))
+        row = row_of(one) if sizes is None else Row(one, *sizes)
+        rows.append(row)
+        if kept is not None and sizes is None:
+            with kept.open("a") as file:
+                file.write(json.dumps([asdict(one), row.predicted_bytes, row.allocator_bytes]) + "\n")
     return {
         "configurations": len(rows),
         "models": len({row.configuration.model for row in rows}),

@@ -10,6 +10,7 @@ skipped and named.
 import argparse
 import importlib
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -114,7 +115,9 @@ def peaks_part(data: Path) -> Part:  # noqa: ARG001 -- every part is called alik
         peaks = importlib.import_module("benchmarks.plan.peaks")
     except ImportError as error:
         raise _MissingError(f"{error}") from error
-    measured: dict[str, Any] = peaks.measure()
+    # A run that was interrupted is continued by the next one of the same revision.
+    kept = Path(tempfile.gettempdir()) / f"trainwright-peaks-{environment()['revision']}.jsonl"
+    measured: dict[str, Any] = peaks.measure(kept=kept)
     numbers = {name: measured[name] for name in ("peak_error_median", "peak_error_worst", "below_worst", "false_fits")}
     count = f"{measured['configurations']} of {measured['models']} models"
     median_error, worst, below, false = numbers.values()
