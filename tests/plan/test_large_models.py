@@ -108,3 +108,16 @@ def test_the_loss_works_on_its_part_of_the_logits_though_it_is_a_block_of_its_ow
     precision = precision_of("amp-bf16")
     assert ModelArrays(divided, precision).roles == ModelArrays(profile, precision).roles
     assert ModelArrays(divided, precision).roles[-1] == "inside"
+
+
+def test_uneven_routing_takes_longer_where_experts_are_divided():
+    """The rank whose experts get most tokens is waited for; one rank that has all experts does as much as before."""
+    profile = make_transformer(experts=4)
+    for degrees, longer in ((Degrees(expert=2), True), (Degrees(), False)):
+        even, uneven = (
+            Oracle(make_cluster(1, 2), expert_imbalance=factor).estimate(profile, batch=8, degrees=degrees)
+            for factor in (1.0, 1.5)
+        )
+        assert (uneven.breakdown.compute > even.breakdown.compute) is longer
+    with pytest.raises(InputError, match=r"expert_imbalance: got 0.5; allowed: a number >= 1"):
+        Oracle(make_cluster(1, 2), expert_imbalance=0.5)
