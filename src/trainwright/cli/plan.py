@@ -119,7 +119,8 @@ def model(
 
         module, arguments = read_module(model, sample)
         found = {
-            number: check_ranking(ranking, module, arguments, loss=read_loss(loss)) for number, ranking in found.items()
+            number: check_ranking(ranking, module, arguments, loss=read_loss(loss), runnable=top)
+            for number, ranking in found.items()
         }
     state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
     trained = f"batch {batch}, {settings.precision}, {settings.optimizer}"

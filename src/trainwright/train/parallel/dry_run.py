@@ -34,12 +34,17 @@ def check_ranking(
 ) -> Ranking:
     """Return a ranking whose plans say why a model is not set up so, checked until so many that are have been found."""
     plans, found = [], 0
+    known: dict[Layout, str] = {}
     for plan in ranking:
-        known = plan
-        if found < runnable:
-            known = replace(plan, model_refusal=plan.model_refusal or refusal_on(model, sample, plan, loss=loss))
-            found += not known.refusal
-        plans.append(known)
+        refusal = plan.refusal
+        if found < runnable and not refusal:
+            # Plans that divide the model alike are run once.
+            alone = _without_replicas(plan, batch_size(sample))
+            if alone not in known:
+                known[alone] = refusal_on(model, sample, alone, loss=loss)
+            refusal = known[alone]
+            found += not refusal
+        plans.append(replace(plan, model_refusal=refusal))
     return replace(ranking, plans=tuple(plans))
 
 
@@ -50,17 +55,7 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
     """
     if layout.refusal or innermost_axis(layout) == "data" or dist.is_initialized():
         return layout.refusal
-    samples, stages = batch_size(sample), layout.degrees.pipeline
-    parts = stages if samples % stages == 0 else 1
-    alone = replace(
-        layout.layout,
-        degrees=Degrees(**{**asdict(layout.degrees), "data": 1}),
-        batch=samples,
-        micro_batch=samples // parts,
-        microbatches=parts,
-        zero=0,
-        shard=1,
-    )
+    alone = _without_replicas(layout, batch_size(sample))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=alone.devices)
     try:
         step = prepare_step(model, sample)
@@ -77,6 +72,24 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
     finally:
         dist.destroy_process_group()
     return ""
+
+
+def _without_replicas(layout: Layout, samples: int) -> Layout:
+    """Return how a layout divides the model, for a batch of so many samples."""
+    stages = layout.degrees.pipeline
+    parts = stages if samples % stages == 0 else 1
+    return replace(
+        layout.layout,
+        strategy="+".join(
+            part for part in layout.strategy.split("+") if part in asdict(layout.degrees) and part != "data"
+        ),
+        degrees=Degrees(**{**asdict(layout.degrees), "data": 1}),
+        batch=samples,
+        micro_batch=samples // parts,
+        microbatches=parts,
+        zero=0,
+        shard=1,
+    )
 
 
 def _mean_output(model: nn.Module, batch: Any) -> torch.Tensor:
