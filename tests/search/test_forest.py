@@ -107,6 +107,30 @@ def test_batches_draw_their_kappas_from_an_exponential_law():
     assert len({c.key for c in batch}) == 300
 
 
+def test_the_second_batch_is_better_than_random():
+    """With one objective and with two: its proposals are nearer to the best, and spread along the front."""
+
+    def two(configuration, number):
+        del number
+        a, *rest = ((value + 1.0) / 2.0 for value in configuration.params.values())
+        far = 1.0 + sum(rest)
+        return [a, far * (1.0 - (a / far) ** 0.5)]
+
+    found = {}
+    for searcher in (ForestSearcher(), RandomSearcher()):
+        for loss in (square, two):
+            view = SearchView(square_space(), 0, len(loss(searcher.ask(SearchView(square_space(), 0), [1])[0], 0)))
+            play(searcher, view, 128, loss)
+            batch = searcher.ask(view, range(128, 256))
+            found[type(searcher), loss] = np.array([loss(each, 0) for each in batch])
+    assert found[ForestSearcher, square].mean() < 0.5 * found[RandomSearcher, square].mean()
+    ours, theirs = found[ForestSearcher, two], found[RandomSearcher, two]
+    assert ours[:, 1].mean() < theirs[:, 1].mean()
+    assert np.ptp(ours[:, 0]) > 0.8
+    # Neither end of the front takes most of the batch.
+    assert 0.1 < np.mean(ours[:, 0] < 0.5) < 0.9
+
+
 def test_a_large_batch_is_distinct_and_legal():
     """A large batch shares candidates and local search, and is legal and free of duplicates all the same."""
     space = Space(require("x + y <= 1.5"), x=Float(0.0, 1.0), y=Float(0.0, 1.0), o=Choice("a", "b"))
