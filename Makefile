@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all reach servers lint format docs bench peers clean
+.PHONY: help demo test test-all reach servers lint format docs bench release peers clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -63,6 +63,9 @@ bench: $(VENV)/.dev  ## Run the benchmarks that need no peers or data (see bench
 	$(BIN)/python benchmarks/ledger/run.py
 	$(BIN)/python benchmarks/overhead/run.py
 	$(BIN)/python benchmarks/asktell/run.py
+
+release: $(VENV)/.base  ## Build wheel and sdist twice to the same bytes, pins with hashes and an SBOM, into dist/
+	PYTHON=$(BIN)/python .ci/release
 
 peers:  ## Install the peers that benchmarks compare with, each into a venv of its own below .peers/
 	$(PYTHON) benchmarks/peers/install.py
