@@ -195,8 +195,9 @@ class TestForcedExit:
     def test_a_forked_child_is_not_concerned(self, start):
         """It dies of the signal as before, and its parent sees none."""
         process = start("""
-            import os, signal, time
+            import os, signal, warnings
             from trainwright.checkpoint.policy.signals import SignalFlag
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
             with SignalFlag() as flag:
                 child = os.fork()
                 if child == 0:

@@ -78,7 +78,8 @@ class Line:
                 assert record.body["epoch"] not in self.reports, "an epoch was reported twice"
                 self.reports[record.body["epoch"]] = record.body["metrics"]
             elif record.kind == "checkpointed":
-                self.checkpoints.append((record.body["epoch"], record.body["step"], record.body["within_epochs"]))
+                body = record.body
+                self.checkpoints.append((body["epoch"], body["step"], body.get("within_epochs", False)))
         return True
 
     def leaves(self):
