@@ -65,7 +65,7 @@ class Runtime(ABC):
         return {**counts, "shed": self.shed, "open": self.open, "moves": []}
 
     def enter(self, request: Request, limit: int) -> None:
-        """Count a request as open, or refuse it; behind the gate."""
+        """Count a request as open; refuses a request that would overload the queue. Behind the gate."""
         waiting = self.rows
         if self.over:
             raise NotReady(ENDED, 1.0)
