@@ -45,7 +45,10 @@ def plan(
     A model needs `sample`, and may have `loss`, `optimizer`, `accumulate` and `stages`, as in `fit`. Plans of compiled
     code come with what `fit` returns.
     """
-    chain = load_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, stages=stages)
+    chain = load_chain(
+        subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, stages=stages,
+        offload=bool(settings.get("offload")),
+    )  # fmt: skip
     return plan_chain(chain, budget=budget, **settings)
 
 
@@ -142,13 +145,9 @@ def pipeline(
 def load_chain(
     subject: Any,
     sample: Any = None,
-    *,
-    loss: Any = None,
-    optimizer: Any = None,
-    accumulate: bool = False,
-    stages: Sequence[str] = (),
+    **settings: Any,
 ) -> Chain:
-    """Return the chain that `subject` is, that a profile or the file of that name holds, or that is measured."""
+    """Return the chain that `subject` is, that a profile or a file of that name holds, or that is measured."""
     if isinstance(subject, Chain):
         return subject
     if isinstance(subject, Profile):
@@ -166,4 +165,4 @@ def load_chain(
         )
     from trainwright.train.parallel.recompute.fitting import chain_of
 
-    return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, stages=stages)
+    return chain_of(subject, sample, **settings)

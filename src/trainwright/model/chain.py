@@ -8,7 +8,8 @@ Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with
   a^{l-1} and without parameters.
 - `gradient_bytes` is the gradient of a^l, alive from the backward of stage l+1 to the end of the backward of l, and
   whatever else is alive just then; that of the loss stage what is from the start of the step to its backward's end.
-- `parameter_gradient_bytes` are the gradients of a stage's parameters, alive from its backward to the end of the step.
+- `parameter_gradient_bytes` are the gradients of a stage's parameters, alive from its backward to the end of the step;
+  less, or negative, where what lies beside the stages goes with that backward.
 - What a stage makes for others behind the next rides along with the outputs in between, which share it: it is among
   what is fixed, and its gradient part of their `gradient_bytes`.
 - Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
@@ -77,7 +78,7 @@ class Stage:
     no_grad_forward_temporary_bytes: int | None = None
     """None: the same bytes."""
     parameter_gradient_bytes: int = 0
-    """What its backward leaves until the end of the step; 0 where `fixed` has it."""
+    """What its backward leaves until the end of the step; 0 where `fixed` has it; below 0 where it frees more."""
     parameter_bytes: int = 0
     """Used by pipelines, which place parameters; a plan for one device has them in the chain's `fixed`."""
     layers: int = 0
@@ -247,5 +248,6 @@ def _check_fields(where: str, record: Stage | Option, least: int = 0) -> None:
         if each.name.endswith("_seconds"):
             check(value, number(minimum=0, of="seconds"), f"{where}, {each.name}", ChainError)
         elif each.name.endswith("_bytes"):
-            smallest = least if each.name == "backward_temporary_bytes" else 0
-            check(value, integer(minimum=smallest, of="bytes"), f"{where}, {each.name}", ChainError)
+            signed = {"backward_temporary_bytes": least, "parameter_gradient_bytes": None}
+            kind = integer(minimum=signed.get(each.name, 0), of="bytes")
+            check(value, kind, f"{where}, {each.name}", ChainError)

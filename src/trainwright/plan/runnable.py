@@ -16,6 +16,9 @@ AGAIN = ("none", "selective", "full")
 """Recomputation that is set up."""
 AUTOCAST = ("fp32", "amp-bf16")
 """Precisions that are set up."""
+_BUDGETED = (
+    "data (with ZeRO if not compiled), tensor (without ZeRO and sequence) or pipeline parallelism without replicas"
+)
 _AXES = ("data", "filter", "channel", "spatial", "context", "tensor", "pipeline")
 _TOGETHER = ({"tensor", "pipeline"}, {"tensor", "context"})
 
@@ -37,8 +40,13 @@ def refusal_of(layout: "Layout") -> str:
     both = name == "context" and degrees.tensor > 1
     # Replicas of a pipeline would each choose what to run again from times of their own.
     replicas = "replicated " if degrees.pipeline > 1 and degrees.data > 1 else ""
-    # What exchanges tensors within the model, or divides those between layers, cannot be run again by a plan.
-    no_budget = name not in {"data", "pipeline"} or layout.zero or degrees.tensor > 1 or replicas
+    # What divides tensors between layers cannot be run again by a plan.
+    no_budget = (
+        name not in {"data", "tensor", "pipeline"}
+        or (name == "pipeline" and (layout.zero or degrees.tensor > 1 or replicas))
+        or (name == "tensor" and (layout.zero or layout.sequence))
+        or (layout.zero and layout.compile)
+    )
     rules = (
         (
             len(inner) > 1 and set(inner) not in _TOGETHER,
@@ -57,7 +65,7 @@ def refusal_of(layout: "Layout") -> str:
         ),
         (
             layout.memory is not None and no_budget,
-            f"a memory budget beside {replicas}{beside}; allowed: with data parallelism or a pipeline, without ZeRO",
+            f"a memory budget beside {replicas}{beside}; allowed: {_BUDGETED}",
         ),
         (
             layout.compile and name != "data",

@@ -158,11 +158,14 @@ def test_compiled_blocks(found, world, number):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"spatial": 2, "memory": 0.5}, "a memory budget beside spatial parallelism; allowed: with data"),
+        ({"spatial": 2, "memory": 0.5}, "a memory budget beside spatial parallelism; allowed: data"),
         ({"pipeline": 2, "data": 2, "memory": 0.5}, "a memory budget beside replicated pipeline parallelism; allowed"),
         ({"pipeline": 2, "zero": 3, "data": 2, "memory": 0.5}, "beside replicated pipeline parallelism with ZeRO 3"),
         ({"tensor": 2, "compile": "inductor"}, "compile='inductor' beside tensor parallelism; allowed"),
-        ({"data": 2, "zero": 3, "memory": 0.5}, "a memory budget beside data parallelism with ZeRO 3; allowed"),
+        (
+            {"data": 2, "tensor": 2, "zero": 3, "memory": 0.5},
+            "a memory budget beside tensor parallelism with ZeRO 3; al",
+        ),
     ],
 )
 def test_what_cannot_be_combined(settings, sentence):

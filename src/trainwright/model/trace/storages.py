@@ -63,6 +63,9 @@ class StorageTracker(TorchDispatchMode):
     ) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # what a wrapper does to its parts comes by afterwards
+        if func.namespace == "fsdp":
+            # Its parameters' storages have been emptied, or filled, in place.
+            self._see_sizes()
         result = func(*args, **(kwargs or {}))
         self.see(result)
         return result
@@ -115,6 +118,15 @@ class StorageTracker(TorchDispatchMode):
             self._change_bytes(entry.owner, size - entry.bytes)
             entry.bytes = size
         return entry
+
+    def _see_sizes(self) -> None:
+        """Count storages that were resized since they were seen last."""
+        for entry in list(self._entries.values()):
+            storage = None if entry.reference is None else entry.reference()
+            if storage is not None:
+                size = -(-storage.nbytes() // self.granule_bytes) * self.granule_bytes
+                self._change_bytes(entry.owner, size - entry.bytes)
+                entry.bytes = size
 
     def _remove_storage(self, key: int) -> None:
         entry = self._entries.pop(key)

@@ -96,7 +96,8 @@ def _saving_peak(sizes: Sizes, s: int, t: int, o: int) -> int:
     # are alive together.
     waiting = sizes.output_gradient[t + 1] + sizes.later_gradients[t + 1] + sizes.temporary[o]
     made = sizes.output_gradient[s + 1] + sizes.output_gradient[s] + sizes.later_gradients[s]
-    peak: int = sizes.saved[o] + max(waiting, made + sizes.backward_temporary[o])
+    # Where what is fixed has gone by then, less than nothing may be needed on top of it.
+    peak: int = max(0, sizes.saved[o] + max(waiting, made + sizes.backward_temporary[o]))
     return peak
 
 

@@ -85,8 +85,8 @@ def list_rows(sizes: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
             spent += sizes.backward[sizes.first[i - 1] + ops[ops[at, 4], 0] - 2]
         else:
             each = sizes.first[i - 1] + digit - 2
-            # Saved values that no backward needs are made as a bare output, where that is no slower.
-            bare[at] = digit == 1 or (not kept[at] and sizes.no_grad_forward[i - 1] <= sizes.forward[each])
+            # Saved values that no backward needs are made as a bare output.
+            bare[at] = digit == 1 or not kept[at]
             if bare[at]:
                 rows[filled, 0], rows[filled, 1], rows[filled, 2] = FORWARD_KEEP, i, 0
                 spent += sizes.no_grad_forward[i - 1]

@@ -20,7 +20,7 @@ from trainwright.plan.memory.sizes import sizes_of
 
 __all__ = [
     "checkpointing_plans",
-    "every_block",
+    "first_blocks",
     "keep_all",
     "lowest_plan",
     "lowest_with_copies",
@@ -137,9 +137,9 @@ def segments(chain: Chain, begins: Sequence[int]) -> Operations:
     return tuple(listed)
 
 
-def every_block(chain: Chain) -> Operations:
-    """Keep only the outputs of all stages, and run each forward again right before its backward."""
-    return segments(chain, range(1, len(chain.steps) + 1))
+def first_blocks(chain: Chain, count: int) -> Operations:
+    """Keep only the outputs of the first `count` stages, and run each again right before its backward."""
+    return segments(chain, range(1, count + 2))
 
 
 def sequential(chain: Chain, count: int) -> Operations:
@@ -155,5 +155,5 @@ def sequential_begins(chain: Chain, count: int) -> list[int]:
 
 def checkpointing_plans(chain: Chain) -> dict[str, Operations]:
     """Return all plans of this module, by name."""
-    found = {"none": keep_all(chain), "every block": every_block(chain)}
+    found = {"none": keep_all(chain), "every block": first_blocks(chain, len(chain.stages))}
     return found | {f"sequential({count})": sequential(chain, count) for count in range(2, len(chain.stages) + 1)}

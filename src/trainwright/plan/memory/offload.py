@@ -66,6 +66,7 @@ def plan_offload(
     *,
     start: tuple[Operation, ...] | None = None,
     lowest: tuple[Operation, ...] | None = None,
+    search_seconds: float = math.inf,
 ) -> tuple[Operation, ...] | None:
     """Return the fastest plan found within a budget with copies over a link; None if none was found.
 
@@ -107,7 +108,7 @@ def plan_offload(
         return best
     starts = [phases_of(n, rows) for _, _, rows in heapq.nsmallest(_SEEDS, seeds)]
     starts += [] if start is None else [phases_of(n, rows_of(start))]
-    for seconds, rows in anneal_all(sizes, room, link, [*starts, save_everything(n)]):
+    for seconds, rows in anneal_all(sizes, room, link, [*starts, save_everything(n)], search_seconds):
         if seconds < least:
             accept(operations_of(rows))
     return best

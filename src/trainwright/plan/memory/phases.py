@@ -39,6 +39,11 @@ HURRIES = np.array([math.inf, 3.0, 1.5])
 """How early copies back begin, for `copy_schedule.place_copies`."""
 _ROUNDS = ((4, 4000), (2, 12000), (1, 24000))
 """How many of the fastest are changed, and how often each is tried."""
+_ALL_TRIES = sum(count * tries for count, tries in _ROUNDS)
+_FEW = 500
+"""Tries of which nothing comes."""
+_STAGE_SECONDS = 2.5e-6
+"""Of a try, for each stage."""
 _HEAT = 2e-4
 _NUMBERS = 20
 _NO_LINK = Link.of(1e-9)
@@ -46,12 +51,14 @@ _WHOLE, _LONG = 40, 50
 """Stages from which on every try is made, for shorter chains have fewer decisions; beyond the second they take long."""
 
 
-def improve_plan(chain: Chain, budget_bytes: int, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+def improve_plan(
+    chain: Chain, budget_bytes: int, operations: tuple[Operation, ...], *, search_seconds: float = math.inf
+) -> tuple[Operation, ...]:
     """Return a plan without copies that is at least as fast within the budget as the given one, which must be valid."""
     best, least = operations, simulate(chain, operations, budget_bytes=budget_bytes).seconds
     sizes, n = sizes_of(chain), len(chain.steps)
     starts = [phases_of(n, rows_of(operations)), save_everything(n)]
-    for seconds, rows in anneal_all(sizes, budget_bytes - chain.fixed_bytes, _NO_LINK, starts):
+    for seconds, rows in anneal_all(sizes, budget_bytes - chain.fixed_bytes, _NO_LINK, starts, search_seconds):
         if seconds < least:
             found = operations_of(rows)
             simulation = simulate(chain, found, budget_bytes=budget_bytes)
@@ -85,12 +92,16 @@ def rates_of(link: Link) -> tuple[float, float, float, float]:
     return (*link.rates(outgoing=True, incoming=False), *link.rates(outgoing=True, incoming=True))
 
 
-def anneal_all(sizes: Sizes, room: int, link: Link, starts: Iterable[Phases]) -> Iterator[tuple[float, Ints]]:
+def anneal_all(
+    sizes: Sizes, room: int, link: Link, starts: Iterable[Phases], search_seconds: float = math.inf
+) -> Iterator[tuple[float, Ints]]:
     """Yield faster and faster lists in `room` bytes, and their seconds; the first starts are changed first."""
     from trainwright.plan.memory._phases import anneal_phases
 
     n, within = sizes.no_grad_forward.size, ((room, rates_of(link)), HURRIES)
-    scale = min((_LONG / n) ** 2, n / _WHOLE, 1.0)
+    scale = min((_LONG / n) ** 2, n / _WHOLE, 1.0, search_seconds / (n * _STAGE_SECONDS * _ALL_TRIES))
+    if scale * _ALL_TRIES < _FEW:
+        return
     plans = [(math.inf, number, made, away) for number, (made, away) in enumerate(starts)]
     for count, tries in _ROUNDS:
         changed = []

@@ -8,7 +8,7 @@ from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.exact import SearchResult, solve_exact
-from trainwright.plan.memory.known_plans import keep_all, lowest_plan, lowest_with_copies
+from trainwright.plan.memory.known_plans import first_blocks, keep_all, lowest_plan, lowest_with_copies
 from trainwright.plan.memory.offload import plan_offload
 from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
 from trainwright.plan.memory.persistent import solve_persistent
@@ -30,6 +30,7 @@ _GAP = 1e-3
 _FINE = 4  # times the slots, where rounding may cost more than _GAP
 _LONGEST_FINE = 150  # stages
 _STATES = 200_000  # of an exact search that was not asked for
+_STATE_SECONDS = 5e-6
 
 
 def plan_chain(
@@ -40,12 +41,14 @@ def plan_chain(
     bandwidth: float | Link | None = None,
     solver: Solver = "auto",
     slots: int = 500,
+    search_seconds: float = math.inf,
 ) -> Plan:
     """Return the fastest plan found for a chain within a budget, with a lower bound on every plan.
 
     `dp` is the best persistent plan improved by annealing; `exact` searches until nothing better can exist; `auto` is
     `dp` and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
-    `bandwidth` bytes per second each way. Raises InfeasibleBudget.
+    `bandwidth` bytes per second each way. `search_seconds` is about how long annealing and `auto`'s exact search may
+    each take; they count their tries, so that a chain always has the same plan. Raises InfeasibleBudget.
     """
     check(solver, one_of(*get_args(Solver)), "solver", ChainError)
     if offload and bandwidth is None:
@@ -61,14 +64,14 @@ def plan_chain(
     # The best persistent plan, then plans that drop values before their backward.
     operations = _persistent_plan(chain, budget_bytes, slots)
     if operations is not None:
-        operations = improve_plan(chain, budget_bytes, operations)
+        operations = improve_plan(chain, budget_bytes, operations, search_seconds=search_seconds)
     found, lower = "dp", least
     # Short chains: search for anything faster, which also proves how fast a plan can be.
     if solver in {"auto", "exact"}:
         known = _seconds_of(chain, budget_bytes, operations)
-        states = _STATES if solver == "auto" else 20_000_000
+        states = int(min(_STATES, search_seconds / _STATE_SECONDS)) if solver == "auto" else 20_000_000
         searched = solve_exact(chain, budget_bytes, better_than_seconds=known * (1 - 1e-9), states=states)
-        operations, lower = _faster_of(searched, operations, known, lower)
+        operations, lower = _faster_of(chain, searched, operations, known, lower)
         found = "exact" if searched.finished else "dp"
         if solver == "exact" and not searched.finished:
             raise ChainError(
@@ -81,7 +84,7 @@ def plan_chain(
         copied, needed = lowest_with_copies(chain)
         if needed > budget_bytes and operations is None:
             raise _infeasible_budget(chain, budget_bytes, copies=True)
-        joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied)
+        joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied, search_seconds=search_seconds)
         if joint is not None and joint != operations:
             joint = simplify_plan(chain, joint, link=link)
             return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=least, link=link)
@@ -109,6 +112,10 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
     if needed > budget_bytes:
         return None
     found = [(simulate(chain, lowest).seconds, lowest)]
+    # What people write by hand: as few of the first blocks as fit, run again one by one.
+    by_hand = _first_blocks(chain, budget_bytes)
+    if by_hand is not None:
+        found.append((simulate(chain, by_hand).seconds, by_hand))
     # Finer slots help where rounding up costs a plan; on long chains they cost too much time.
     counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
     # Sizes are rounded: the simulator decides on each plan that comes out.
@@ -128,16 +135,29 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
     return min(found, key=lambda each: each[0])[1]
 
 
+def _first_blocks(chain: Chain, budget_bytes: int) -> tuple[Operation, ...] | None:
+    """Return the plan that runs the least number of the first stages again, each by itself, that fits."""
+    low, high = 0, len(chain.stages) + 1
+    while high - low > 1:
+        count = (low + high) // 2
+        fits = simulate(chain, first_blocks(chain, count), budget_bytes=budget_bytes).fits
+        low, high = (low, count) if fits else (count, high)
+    return first_blocks(chain, high) if high <= len(chain.stages) else None
+
+
 def _seconds_of(chain: Chain, budget_bytes: int, operations: tuple[Operation, ...] | None) -> float:
     return math.inf if operations is None else simulate(chain, operations, budget_bytes=budget_bytes).seconds
 
 
 def _faster_of(
-    searched: SearchResult, operations: tuple[Operation, ...] | None, known: float, lower: float
+    chain: Chain, searched: SearchResult, operations: tuple[Operation, ...] | None, known: float, lower: float
 ) -> tuple[tuple[Operation, ...] | None, float]:
     """Return the faster of a known and a searched plan, and what is known of all others."""
-    if searched.operations is not None and searched.seconds < known:
-        operations, known = searched.operations, searched.seconds
+    if searched.operations is not None:
+        simple = simplify_plan(chain, searched.operations)
+        seconds = simulate(chain, simple).seconds
+        if seconds < known:
+            operations, known = simple, seconds
     return operations, max(lower, known if searched.finished else min(known, searched.lower_seconds))
 
 
@@ -167,15 +187,14 @@ def _infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False)
 
 
 def simplify_plan(chain: Chain, operations: Sequence[Operation], *, link: Link | None = None) -> tuple[Operation, ...]:
-    """Return the operations in their simplest form, if the simulator finds it neither slower nor larger.
+    """Return the operations in their simplest form, if the simulator finds it no larger.
 
     Where bytes are free for it, solvers say "Fall 1; Fall 2; Del s1" for what is "Fck 1; Fall 2; Del a1", and
     "Fck 2; Del a1" for "Fdrop 2". Nobody needs the graph; an executor would make it, and do the stages one by one.
     """
     found = _drop_with_forward(_without_graphs(list(operations)))
     before, after = simulate(chain, operations, link=link), simulate(chain, found, link=link)
-    worse = not after.fits or after.seconds > before.seconds or after.peak_bytes > before.peak_bytes
-    return tuple(operations) if worse else tuple(found)
+    return tuple(found) if after.fits and after.peak_bytes <= before.peak_bytes else tuple(operations)
 
 
 def _without_graphs(found: list[Operation]) -> list[Operation]:

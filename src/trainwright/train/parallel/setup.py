@@ -109,7 +109,8 @@ def set_up_model(
             optimizer=optimizer,
             reserve_bytes=0 if mesh is None else _bucket_bytes(model),
             compiler=plan.compile,
-            together=mesh is not None and sync_bn,
+            # What exchanges tensors within the model must do so in one order on all ranks.
+            together=mesh is not None and (sync_bn or plan.zero > 0 or inner == "tensor"),
             on_plan=on_plan,
         )
     called = model if budget is None else budget.module

@@ -103,7 +103,7 @@ def step(model, batch, state):
 
 def check(model, batch, shares, *, seed=0, within=0.02, **settings):
     """Plan at shares of the peak, down to the least, and compare with real steps; return how many plans there were."""
-    chain = with_times(chain_of(model, batch), seed)
+    chain = with_times(chain_of(model, batch, offload="offload" in settings), seed)
     assert chain.fixed["between stages"] > 0
     state = {name: each.clone() for name, each in model.state_dict().items()}
     wanted = step(model, batch, state)
@@ -127,14 +127,14 @@ def check(model, batch, shares, *, seed=0, within=0.02, **settings):
 def test_levels(kind):
     """Peaks are never below the tracked ones, whether the next stage reads what skips too or not."""
     torch.manual_seed(0)
-    assert check(Levels(2, 8, **kind), torch.randn(2, 1, 48, 48), (0.6,), within=0.15) == 1
+    assert check(Levels(2, 8, **kind), torch.randn(2, 1, 48, 48), (0.6,), within=0.08) == 1
 
 
 def test_copies():
     """Where values also wait on the host, those that skip stages do not, and are counted."""
     torch.manual_seed(0)
     model, batch = Levels(2, 8, pooled=False, gated=True), torch.randn(2, 1, 48, 48)
-    assert check(model, batch, (0.9,), within=0.2, offload=True, bandwidth=1e6)
+    assert check(model, batch, (0.9,), within=0.05, offload=True, bandwidth=1e6)
 
 
 @pytest.mark.slow

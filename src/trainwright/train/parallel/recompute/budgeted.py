@@ -96,7 +96,7 @@ class Budgeted:
         if self._compiler:
             module = fit_compiled(self._model, sample, compiler=self._compiler, **settings)  # type: ignore[arg-type]  # a layout's
         else:
-            module = fit(self._model, sample, agree=self._agree, **settings)
+            module = fit(self._model, sample, agree=self._agree, sharded=self._whole, **settings)
         self._input_bytes, self._adds_up = size, self._accumulate
         self._keep_module(module)
 

@@ -16,6 +16,7 @@ from trainwright.plan.memory.planning import full_bytes, plan_chain
 from trainwright.train.parallel.recompute.compiled import apply_compiled
 from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
+from trainwright.train.parallel.recompute.gathered import fixed_bytes, parameters_gathered
 from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.program import place_acts
@@ -60,23 +61,27 @@ def fit(
     reserve_bytes: int = 0,
     stages: Sequence[str] = (),
     agree: Callable[[Any], Any] = lambda value: value,
+    sharded: nn.Module | None = None,
     **settings: Any,
 ) -> nn.Module:
     """Return a module that trains inside `budget` with the least overhead found; see `trainwright.memory.fit`.
 
-    `agree` makes what ranks have measured one value, where all are to plan the same.
+    `agree` makes what ranks have measured one value, where all are to plan the same. `sharded` is the module of which
+    `model` is a copy, if FSDP divides that.
     """
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     if settings.get("offload") and settings.get("bandwidth") is None and device.type == "cuda":
         settings["bandwidth"] = measure_link(device)
-    chain = agree(
-        chain_of(
+    with parameters_gathered(sharded or model):
+        own = chain_of(
             model, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes,
-            stages=stages,
-        )
-    )  # fmt: skip
+            stages=stages, offload=bool(settings.get("offload")),
+        )  # fmt: skip
+    chain = agree(replace(own, fixed={**own.fixed, **fixed_bytes(sharded or model)}))
     budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
     elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
+    # What a search gains is a share of a step, which it is not to outlast.
+    settings.setdefault("search_seconds", chain.plain_seconds)
     for _ in range(_TRIES):
         plan = plan_chain(chain, budget=budget_bytes, **settings)
         module = apply(model, plan)

@@ -24,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from trainwright.errors import UnsupportedModel
 from trainwright.plan.memory.operations import OperationKind, Value
 from trainwright.train.parallel.recompute.copies import Copies
+from trainwright.train.parallel.recompute.gathered import stage_gathered
 from trainwright.train.parallel.recompute.program import (
     FORWARDS,
     Act,
@@ -110,7 +111,7 @@ class PlanInterpreter:
         for name, site in stage_sites(model, self.names).items():
             known = self._parts.get(name)
             if known is None or known.modules != site.modules or known.site.owner is not site.owner:
-                self._parts[name] = StageParts(site)
+                self._parts[name] = StageParts(model, site)
         return self._parts
 
     def _call(
@@ -262,8 +263,8 @@ class PlanInterpreter:
             hooks = saving_nothing(_fill_slots(left, pack, where=where, stop=graph_only))
         try:
             with (
-                torch.enable_grad(), call.autocast.entered(), hooks, seen.again(), seen.same_weights(),
-                Buffers.scratch(seen),
+                torch.enable_grad(), stage_gathered(part.sharded), call.autocast.entered(), hooks, seen.again(),
+                seen.same_weights(), Buffers.scratch(seen),
             ):  # fmt: skip
                 output = _handed_on(call.forward(*arguments[0], **arguments[1]), storage_keys(given))
         except _Full:
@@ -325,16 +326,20 @@ class PlanInterpreter:
                 for at, tensor in zip(at_tensors, given, strict=True)
                 if at in call.links
             }
-        own = [each for module in part.modules for each in (*module.parameters(), *module.buffers())]
-        constant = {storage_key(t) for t in (*given, *own)} if moves else set()
+        constant: set[int] = set()
+        if moves:
+            own = [each for module in part.modules for each in (*module.parameters(), *module.buffers())]
+            constant = {storage_key(each) for each in (*given, *own)}
+
+        if not (borrows or moves):
+            return _hold_detached
 
         def pack(slot: SavedTensor, tensor: torch.Tensor) -> None:
-            key = storage_key(tensor) if (borrows or moves) and can_move(tensor) else None
+            key = storage_key(tensor) if can_move(tensor) else None
             if key in places:
                 slot.held = InputAlias.of(tensor, places[key])
                 return
-            # With its graph, an output that its own node holds would never go.
-            slot.hold(tensor.detach())
+            _hold_detached(slot, tensor)
             slot.moves = moves and key is not None and key not in constant
 
         return pack
@@ -352,6 +357,11 @@ class PlanInterpreter:
         if held is None:
             raise _second_pass_error()
         return held.of_input(self._value_of(step, number - 1).tensors)
+
+
+def _hold_detached(slot: SavedTensor, tensor: torch.Tensor) -> None:
+    # With its graph, an output that its own node holds would never go.
+    slot.hold(tensor.detach())
 
 
 def _handed_on(output: Any, given: set[int]) -> Boundary:

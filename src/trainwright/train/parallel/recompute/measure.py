@@ -10,6 +10,7 @@ runs. Afterwards parameters, buffers, gradients, random generators and the train
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,15 +38,16 @@ def measure_chain(
     optimizer: str | int | None = None,
     accumulate: bool = False,
     reserve_bytes: int = 0,
+    offload: bool = False,
 ) -> Chain:
     """Return the chain of a model's stages for a sample, in the order of the calls.
 
     `stages` name the stages, as `find_stages` takes them; `loss` makes a scalar of the model's result. `optimizer` is
     what its state takes, by name (see `OPTIMIZERS`) or in bytes. Gradients of parameters count from the backward that
     makes them, as after `zero_grad(set_to_none=True)`; with `accumulate` they are there from the start, and a stage's
-    new ones come on top. `reserve_bytes` are somebody else's. Modules that cannot run again with the same result are
-    no stages; a model of none is one, with nothing to run again. Raises `UnsupportedModel` if nothing is trained, or
-    the model does not take the sample.
+    new ones come on top. `reserve_bytes` are somebody else's; `offload` is for plans with copies to the host. Modules
+    that cannot run again with the same result are no stages; a model of none is one, with nothing to run again. Raises
+    `UnsupportedModel` if nothing is trained, or the model does not take the sample.
     """
     check_trains(model)
     granule = granule_of(model)
@@ -70,7 +72,7 @@ def measure_chain(
     if not step.calls:
         return _whole_chain(model, sample, loss, fixed, total_bytes(batch, granule), accumulate=accumulate)
     between = max(each.entry_bytes for each in step.calls)
-    counted_stages = _stages_of(step, between, accumulate=accumulate)
+    counted_stages = _stages_of(step, between, accumulate=accumulate, offload=offload)
     # The states of generators, for reruns.
     states = step.draws * (-(-torch.get_rng_state().nbytes // granule) * granule) if granule < _CUDA_GRANULE else 0
     fixed |= {"between stages": between, "executor": 4 * granule + states}
@@ -103,29 +105,26 @@ def _measured_step(
         return step
 
 
-def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool) -> list[Stage]:
-    """Return the records of the stages in the order of the calls, and that of the loss, from what was seen beside."""
+def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool, offload: bool) -> list[Stage]:
+    """Return the records of the stages in the order of the calls, and that of the loss, from what was seen beside.
+
+    `between` is the most that lies beside the stages in the forward pass, which is fixed. What is there when a stage's
+    backward begins may be less, as what skips stages has been read, or more, as gradients wait for others: the stage
+    behind is taken to free it, or to make it, with the gradients of its parameters. With `offload` all of it stays, for
+    what several read never leaves the device, and may outlive the others.
+    """
     calls, granule = step.calls, step.granule
-    last = calls[-1]
-    # Gradients of the loss's own parameters; where gradients add up, all are there from the start, and new ones are
-    # temporary.
-    made = total_bytes(last.gradients, granule)
+    # Of parameters that are in no stage. Where gradients add up, all are there from the start, and new ones temporary.
+    made = total_bytes(calls[-1].gradients, granule)
     saved = max(0, step.loss_bytes - between)
-    counted = 0 if accumulate else made
-    found = [
-        Stage(
-            name="loss",
-            forward_seconds=step.loss_seconds[0],
-            backward_seconds=step.loss_seconds[1],
-            output_bytes=0,
-            gradient_bytes=0,
-            saved_bytes=saved,
-            forward_temporary_bytes=max(0, step.loss_peak_bytes - between - saved),
-            backward_temporary_bytes=last.backward_peak_bytes - between - saved - last.taken.gradient_bytes - counted,
-            parameter_gradient_bytes=counted,
-        )
-    ]
-    later = {*map(id, last.gradients)}
+    later = {*map(id, calls[-1].gradients)}
+
+    def beside(count: int) -> int:
+        """Return bytes beside the stages without what is fixed."""
+        return count - between - (made if accumulate else 0)
+
+    found: list[Stage] = []
+    before = 0
     for place in range(len(calls) - 1, -1, -1):
         call, linked = calls[place], calls[place - 1].linked_bytes if place else None
         below = calls[place - 1].taken.gradient_bytes if place else 0
@@ -134,6 +133,36 @@ def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool) -> list[St
         entering = call.entry_peak_bytes - between - (linked or 0) - fields["output_bytes"]
         for name in ("forward_temporary_bytes", "no_grad_forward_temporary_bytes"):
             fields[name] = max(fields[name], entering)
+        if found:
+            made += total_bytes(call.gradients, granule)
+        # What the step has beside the stages when it comes to this one's backward, and had at most on its way there.
+        there, peak = beside(call.backward_bytes), beside(call.backward_peak_bytes)
+        level = there + call.held_bytes
+        if offload:
+            level = 0 if accumulate else made
+        if not found:
+            found.append(
+                Stage(
+                    name="loss",
+                    forward_seconds=step.loss_seconds[0],
+                    backward_seconds=step.loss_seconds[1],
+                    output_bytes=0,
+                    gradient_bytes=0,
+                    saved_bytes=saved,
+                    forward_temporary_bytes=max(0, step.loss_peak_bytes - between - saved),
+                    backward_temporary_bytes=peak - saved - fields["gradient_bytes"] - level,
+                    parameter_gradient_bytes=level,
+                )
+            )
+            peak = level
+        else:
+            behind = found[-1]
+            found[-1] = replace(
+                behind,
+                parameter_gradient_bytes=behind.parameter_gradient_bytes + level - before,
+                backward_temporary_bytes=behind.backward_temporary_bytes - level + before,
+            )
+        before = level
         own = {id(each): each for module in call.site.modules for each in module.parameters() if each.requires_grad}
         shared = total_bytes((each for key, each in own.items() if key in later), granule)
         alone = total_bytes((each for key, each in own.items() if key not in later), granule)
@@ -143,26 +172,17 @@ def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool) -> list[St
             temporary, alone = max(temporary, 0) + shared + alone, 0
         elif shared:
             temporary = max(temporary + shared, 2 * shared)
-        # In the backward, what lies behind it may take more too. Gradients that wait for others are there meanwhile,
-        # and what lies between later stages has gone.
-        waiting = call.backward_bytes - made - between
-        if call is last:
-            temporary += waiting
-        else:
-            more = total_bytes(call.gradients, granule)
-            leaving = call.backward_peak_bytes - between - made - fields["gradient_bytes"] - below
-            temporary = max(temporary + waiting, leaving - (0 if accumulate else more))
-            made, alone = made + more, alone + (0 if accumulate else more)
+        # What it was given goes when its backward begins; on the way there, what lies behind it may take more.
+        temporary = max(temporary + there - level, peak - level - fields["gradient_bytes"] - below)
         if place == 0:
             # What follows the first stage's backward finds its saved values gone.
-            more = total_bytes(step.end_gradients, granule)
-            end = step.end_peak_bytes - between - made - fields["saved_bytes"] - fields["gradient_bytes"]
-            temporary = max(temporary, end) - (0 if accumulate else more)
-            alone += 0 if accumulate else more
+            end = beside(step.end_peak_bytes) - level - fields["saved_bytes"] - fields["gradient_bytes"]
+            more = 0 if accumulate else total_bytes(step.end_gradients, granule)
+            temporary, alone = max(temporary, end) - more, alone + more
         fields |= {"backward_temporary_bytes": temporary, "parameter_gradient_bytes": alone}
         # What lies before a stage goes with it where a pipeline places parameters.
-        beside = [*call.gradients, *(step.end_gradients if place == 0 else ())]
-        parameters = [*(each for module in call.site.modules for each in module.parameters()), *beside]
+        extra = [*call.gradients, *(step.end_gradients if place == 0 else ())]
+        parameters = [*(each for module in call.site.modules for each in module.parameters()), *extra]
         found.append(Stage(name=call.site.name, parameter_bytes=total_bytes(parameters, granule), **fields))
         later |= {*own, *map(id, call.gradients)}
     return with_least_peaks(found[::-1])

@@ -12,7 +12,12 @@ from torch.autograd.graph import get_gradient_edge
 
 from trainwright.errors import UnsupportedModel
 from trainwright.model.trace.storages import StorageTracker
-from trainwright.train.parallel.recompute.run_context import Autocast, read_generators, set_generators, swapped_values
+from trainwright.train.parallel.recompute.run_context import (
+    Autocast,
+    read_generators,
+    set_generators,
+    swapped_values,
+)
 from trainwright.train.parallel.recompute.stage_arguments import snapshot
 from trainwright.train.parallel.recompute.stage_calls import StageSite
 from trainwright.train.parallel.recompute.trees import (
@@ -29,6 +34,8 @@ from trainwright.train.parallel.recompute.values import saving_nothing
 __all__ = ["StageBytes", "measure_stage"]
 
 _REPEATS = 2
+_RERUN_SECONDS, _SLOT_SECONDS = 2e-4, 5e-6
+"""Of Python in the interpreter: for a rerun, and for each tensor that autograd saves, in its first run and again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +56,8 @@ class StageBytes:
     """With the gradients of what it was given."""
     forward_seconds: float
     backward_seconds: float
+    again_seconds: float
+    """What a stage that runs again takes beyond two forwards: empty slots, random numbers and buffers kept."""
 
     def fields(self, linked_bytes: int | None) -> dict[str, Any]:
         """Return the fields of a stage's record, by how many bytes of its output the next stage reads as they are.
@@ -68,6 +77,7 @@ class StageBytes:
             "no_grad_forward_temporary_bytes": self.no_grad_forward_temporary_bytes + more,
             "backward_temporary_bytes": self.backward_temporary_bytes - gone,
             "forward_seconds": self.forward_seconds,
+            "no_grad_forward_seconds": self.forward_seconds + self.again_seconds,
             "backward_seconds": self.backward_seconds,
         }
 
@@ -89,7 +99,8 @@ def measure_stage(site: StageSite, forward: Callable[..., Any], given: Any, *, g
         # A forward that saves nothing: its output, its temporaries, and what it leaves in its arguments.
         entered = opened()
         before = tracker.live_bytes
-        with tracker, saving_nothing():
+        saved: list[None] = []
+        with tracker, saving_nothing(lambda _: saved.append(None)):
             out = runs.call(entered)
         made = total_bytes(_new_tensors(out, entered), granule)
         left = max(0, tracker.live_bytes - before - made)
@@ -141,6 +152,7 @@ def measure_stage(site: StageSite, forward: Callable[..., Any], given: Any, *, g
         backward_temporary_bytes=backward_temporary,
         forward_seconds=forward_seconds,
         backward_seconds=backward_seconds,
+        again_seconds=_RERUN_SECONDS + len(saved) * _SLOT_SECONDS,
     )
 
 

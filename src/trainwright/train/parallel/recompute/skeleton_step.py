@@ -54,6 +54,8 @@ class MeasuredCall:
     """Beside the stages when it is called, without what the stage before has handed on."""
     entry_peak_bytes: int = 0
     """The most since the stage before."""
+    held_bytes: int = 0
+    """Of what it was given, what goes when its backward begins."""
     backward_bytes: int = 0
     """Beside the stages, without the gradients that have arrived, when its backward begins."""
     backward_peak_bytes: int = 0
@@ -214,7 +216,9 @@ class SkeletonStep:
 
     def arrive(self, call: MeasuredCall, gradients: Iterable[torch.Tensor]) -> None:
         """Note what is there when the backward of a stage begins."""
+        with_held = self._live_bytes()
         call.held.clear()
+        call.held_bytes = with_held - self._live_bytes()
         arrived = total_bytes(gradients, self.granule)
         call.backward_bytes, call.backward_peak_bytes = self._live_bytes() - arrived, self._peak_bytes()
         call.gradients = self._new_gradients()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from trainwright.plan.memory.operations import Value
+from trainwright.train.parallel.recompute.gathered import sharded_modules
 from trainwright.train.parallel.recompute.run_context import Autocast, Buffers, RunContext, has_hooks, weight_places
 from trainwright.train.parallel.recompute.stage_arguments import StageCall
 from trainwright.train.parallel.recompute.stage_calls import StageSite
@@ -20,8 +21,9 @@ Slots = list[weakref.ref[SavedTensor]]
 class StageParts:
     """What is known of a stage's modules."""
 
-    def __init__(self, site: StageSite) -> None:
+    def __init__(self, model: nn.Module, site: StageSite) -> None:
         self.modules, self.site = site.modules, site
+        self.sharded = sharded_modules(model, site.name, site.modules)
         self.buffers = Buffers(site.modules)
         self.weights = [place for module in site.modules for place in weight_places(module)]
         # Whether they run Python code, which may draw from Python's and NumPy's generators.

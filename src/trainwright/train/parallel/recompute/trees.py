@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "flatten_tree",
     "granule_of",
     "leaves_of",
+    "local_tensor",
     "map_only",
     "rounded_bytes",
     "storage_key",
@@ -80,6 +82,11 @@ def leaves_of(tree: Any) -> list[Any]:
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """Return the tensors of a tree."""
+    # The usual cases, without torch's walk over the tree.
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if type(tree) is list and all(isinstance(each, torch.Tensor) for each in tree):
+        return list(tree)
     return [leaf for leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor)]
 
 
@@ -138,6 +145,11 @@ def total_bytes(tensors: Iterable[torch.Tensor], granule: int) -> int:
     return sum({storage_key(t): rounded_bytes(t, granule) for t in _dense_tensors(tensors)}.values())
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor that several ranks divide; any other as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def rounded_bytes(tensor: torch.Tensor, granule: int) -> int:
     """Return the bytes of a tensor's storage, rounded up to the granule."""
     return -(-tensor.untyped_storage().nbytes() // granule) * granule
@@ -149,7 +161,7 @@ def _dense_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         if tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
         else:
-            yield tensor
+            yield local_tensor(tensor.detach()) if isinstance(tensor, DTensor) else tensor
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -190,7 +190,7 @@ def can_move(tensor: torch.Tensor) -> bool:
     )
 
 
-def saving_nothing(note: Callable[[torch.Tensor], None] = lambda _: None) -> saved_tensors_hooks:
+def saving_nothing(note: Callable[[torch.Tensor], object] = lambda _: None) -> saved_tensors_hooks:
     """Return a context in which autograd's nodes save no tensor, but tell of it: so do stages run that are not kept."""
     return saved_tensors_hooks(note, _nothing)
 

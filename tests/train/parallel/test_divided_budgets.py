@@ -1,0 +1,76 @@
+"""Memory budgets beside ZeRO and tensor parallelism, on two ranks: as without one, bit by bit, within the budget."""
+
+from functools import partial
+from itertools import product
+
+import pytest
+import small_models
+import torch
+from rank_group import on_ranks, plan_of
+
+from trainwright.model.trace.storages import StorageTracker
+from trainwright.train.parallel.recompute.trees import local_tensor
+from trainwright.train.parallel.setup import set_up
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning"),
+]
+WAYS = {"ZeRO 1": {"data": 2, "zero": 1}, "ZeRO 2": {"data": 2, "zero": 2}, "ZeRO 3": {"data": 2, "zero": 3},
+        "tensor": {"tensor": 2}}  # fmt: skip
+CASES = list(product(WAYS, ("fp32", "amp-bf16"), (0.75, 0.6)))
+
+
+def loss_of(model, batch):
+    return (model(batch) - batch.sin()).square().mean()
+
+
+def trained(rank, settings, precision, memory):
+    """Return losses and whole parameters after three steps, the plan, and the bytes of another step."""
+    torch.manual_seed(0)
+    model = small_models.Transformer(depth=6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    layout = plan_of(batch=16, micro_batch=8, precision=precision, memory=memory, **settings).layout
+    parallel = set_up(model, optimizer, layout)
+    generator = torch.Generator().manual_seed(rank if "data" in settings else 0)
+    batches, losses = [torch.randn(8, 64, 6, generator=generator) for _ in range(4)], []
+    for batch in batches[:3]:
+        optimizer.zero_grad()
+        losses.append(parallel.backward(loss_of, [(1.0, batch)]).item())
+        optimizer.step()
+    whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in parallel.module.parameters()]
+    optimizer.zero_grad()
+    tracker = StorageTracker()
+    tracker.watch([local_tensor(each) for each in parallel.module.parameters()], "parameters")
+    tracker.watch(batches[3], "input")
+    with tracker:
+        parallel.backward(loss_of, [(1.0, batches[3])])
+    return losses, [each.detach().clone() for each in whole], parallel.memory_plan, tracker.peak_bytes
+
+
+def compared(rank, _, *, settings, precision, memory):
+    expected, found = (trained(rank, settings, precision, share) for share in (None, memory))
+    plan = found[2]
+    return {
+        "equal": expected[0] == found[0] and all(map(torch.equal, expected[1], found[1])),
+        "reruns": plan.solver != "none",
+        "kept": found[3] <= plan.budget_bytes,
+        "foreseen": plan.peak_bytes / found[3],
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    checks = {str(case): partial(compared, settings=WAYS[case[0]], precision=case[1], memory=case[2]) for case in CASES}
+    return on_ranks(2, checks, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_as_without_a_budget(found, case):
+    """Losses and parameters to the bit; what a step takes is within the budget on both ranks, and foreseen."""
+    for of_rank in found[str(case)]:
+        assert isinstance(of_rank, dict), of_rank
+        assert of_rank["equal"]
+        assert of_rank["reruns"]
+        assert of_rank["kept"]
+        assert 1 <= of_rank["foreseen"] < 1.25
