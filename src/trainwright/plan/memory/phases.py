@@ -42,7 +42,7 @@ _ROUNDS = ((4, 4000), (2, 12000), (1, 24000))
 _ALL_TRIES = sum(count * tries for count, tries in _ROUNDS)
 _FEW = 500
 """Tries of which nothing comes."""
-_STAGE_SECONDS = 2.5e-6
+_STAGE_SECONDS = 5e-6
 """Of a try, for each stage."""
 _HEAT = 2e-4
 _NUMBERS = 20

@@ -61,10 +61,7 @@ def plan_chain(
     least = sum(min(each.forward_seconds + each.backward_seconds for each in step.choices) for step in chain.steps)
     if full_bytes(chain) <= budget_bytes:
         return Plan.of(chain, everything, budget_bytes=budget_bytes, solver="none", lower_seconds=least)
-    # The best persistent plan, then plans that drop values before their backward.
     operations = _persistent_plan(chain, budget_bytes, slots)
-    if operations is not None:
-        operations = improve_plan(chain, budget_bytes, operations, search_seconds=search_seconds)
     found, lower = "dp", least
     # Short chains: search for anything faster, which also proves how fast a plan can be.
     if solver in {"auto", "exact"}:
@@ -78,6 +75,9 @@ def plan_chain(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
                 "about 14 stages; take 'auto'"
             )
+    # Longer ones: plans that drop values before their backward.
+    if found == "dp" and operations is not None:
+        operations = improve_plan(chain, budget_bytes, operations, search_seconds=search_seconds)
     # With copies: start from the plan without them, and from the one of the least budget.
     if offload and bandwidth is not None:
         link = Link.of(bandwidth)
