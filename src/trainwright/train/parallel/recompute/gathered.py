@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from trainwright.train.parallel.recompute.trees import local_tensor
+
 __all__ = ["fixed_bytes", "parameters_gathered", "sharded_modules", "stage_gathered"]
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -53,7 +55,7 @@ def fixed_bytes(model: nn.Module) -> dict[str, int]:
             continue
         own = [each.sharded_param for each in group.fsdp_params]
         whole = sum(each.numel() * each.itemsize for each in own)
-        shards += sum(each.to_local().nbytes for each in own)
+        shards += sum(local_tensor(each).nbytes for each in own)
         staying += 0 if group.post_forward_mesh_info is not None else whole
         passing.append(whole)
     if len(passing) == 1:
