@@ -96,4 +96,5 @@ def test_latencies_of_a_load_that_did_not_keep_up_are_left_out():
     assert _told({**figures, "http_long_valid": True}) >= figures.keys()
     assert _told({**figures, "http_long_valid": False}) & figures.keys() == {"http_long_memory_growth_percent"}
     shown = json.loads((tables.ROOT / "benchmarks/results/serve.json").read_text())
-    assert shown["summary"]["http_long_valid"] or not any("p99 at 80 %" in row[0] for row in shown["table"]["rows"])
+    valid = shown["summary"].get("http_long_valid", False)
+    assert valid or not any("p99 at 80 %" in row[0] for row in shown["table"]["rows"])
