@@ -54,7 +54,11 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "PopulationBasedTraining SuccessiveHalving",
         ),
         "policy": _list_names("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),
-        "engine": {"Local": "trainwright.engine:Local", "Ray": "trainwright.engine.ray.engine:Ray"},
+        "engine": {
+            "Local": "trainwright.engine:Local",
+            "PyCOMPSs": "trainwright.integrations.pycompss.engine:PyCOMPSs",
+            "Ray": "trainwright.engine.ray.engine:Ray",
+        },
         # Ledgers are named by the scheme of their URLs, and called with the URL.
         "ledger": dict.fromkeys(("redis", "rediss"), "trainwright.ledger:RedisLedger"),
         "format": {
