@@ -3,12 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import simulated_histories as simulation
 from planted_bugs import PLANTED
-from simulated_machine import FAULTS
+
+from trainwright.testing import simulation
+from trainwright.testing.simulated_machine import FAULTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:the ledger cannot be read as a whole")
 
@@ -24,10 +24,10 @@ def test_promises_are_kept(seed):
 def test_a_seed_is_one_history():
     """The same faults strike, after the same number of operations: in another process, too."""
     code = (
-        "import json; from simulated_histories import plan_faults, simulate_history\n"
+        "import json; from trainwright.testing.simulation import plan_faults, simulate_history\n"
         "h = simulate_history(3, plan_faults(3)); print(json.dumps([h.operations, sorted(h.happened.items())]))"
     )
-    environment = {"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin"}
     command = [sys.executable, "-W", "ignore", "-c", code]
     runs = [
         json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)

@@ -1,4 +1,4 @@
-"""A machine of simulated processes for `simulated_histories`: one clock, one file system, faults drawn from a seed.
+"""A machine of simulated processes for `simulation`: one clock, one file system, faults drawn from a seed.
 
 Each process is a thread, of which one runs at a time. While a `SimulatedMachine` is entered, the functions of `os`,
 `io`, `time` and `secrets` that the real code calls go through it for these threads alone: there the clock is virtual, a

@@ -1,6 +1,6 @@
 """Histories of a study from seeds: real workers, ledger and checkpoints on a simulated machine, with faults.
 
-    python tests/ledger/simulated_histories.py --seeds 1000
+    python -m trainwright.testing.simulation --seeds 1000
 
 One seed, one history: workers of a team train a few trials with checkpoints; each of the faults of `FAULTS` may strike
 at any operation; dead workers are replaced. At the end a worker without faults finishes the study, and a checker that
@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simulated_machine import FAULTS, SimulatedMachine, SimulatedProcess, Stalled
-
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Local
 from trainwright.errors import TrainwrightError
@@ -32,6 +30,7 @@ from trainwright.schedule import FixedEpochs, Scheduler
 from trainwright.search import RandomSearcher
 from trainwright.space import Float, Space
 from trainwright.study import Study, Worker
+from trainwright.testing.simulated_machine import FAULTS, SimulatedMachine, SimulatedProcess, Stalled
 from trainwright.train import Trial
 
 __all__ = ["History", "find_broken_promises", "main", "shrink_faults", "simulate_history"]
@@ -140,7 +139,7 @@ def simulate_history(seed: int, planned: dict[int, str]) -> History:
     proposals = _run_alone()
     history = History(seed=seed, planned=planned)
     # In memory where that is possible: all syncs are simulated.
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 -- a folder of its own is made there
     folder = Path(tempfile.mkdtemp(prefix="trainwright-simulation-", dir=base))
     acknowledged: list[tuple[str, Record]] = []
     try:
@@ -262,9 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     given = parser.parse_args(argv)
     if given.seeds < 1 or given.first < 0:
-        print(
-            f"simulated_histories: got --seeds {given.seeds} --first {given.first}; allowed: at least 1, and at least 0"
-        )
+        print(f"simulation: got --seeds {given.seeds} --first {given.first}; allowed: at least 1, and at least 0")
         return 2
     began, faults, failed = time.monotonic(), 0, 0
     for seed in range(given.first, given.first + given.seeds):
@@ -281,6 +278,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     # The order of sets is part of a history.
     if os.environ.get("PYTHONHASHSEED") != "0":
-        arguments = [sys.executable, *sys.argv]
+        arguments = [sys.executable, "-m", "trainwright.testing.simulation", *sys.argv[1:]]
         os.execve(sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 -- itself
     sys.exit(main())
