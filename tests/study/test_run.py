@@ -114,7 +114,10 @@ def test_a_number_whose_trial_was_not_started_is_used_again():
 
 
 def test_the_garbage_collector_passes_over_what_is_there_while_a_study_runs():
-    """A worker of many reads so much that stays that it would look through all modules again and again."""
+    """A worker of many reads so much that stays that it would look through all modules again and again.
+
+    Afterwards nothing is frozen, not even what was before: to count that takes a worker 17 ms.
+    """
     frozen = []
 
     def train(trial):
@@ -129,7 +132,7 @@ def test_the_garbage_collector_passes_over_what_is_there_while_a_study_runs():
     finally:
         gc.freeze()
     run(make(), train, trials=1)
-    assert gc.get_freeze_count() > 0  # who froze it himself knows why
+    assert gc.get_freeze_count() == 0
 
 
 # Budgets.

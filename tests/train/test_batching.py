@@ -323,7 +323,9 @@ class TestPrepare:
 
     def test_numbers_that_are_not_known(self):
         """For a loader that does not tell its batch."""
-        with pytest.raises(TrialError, match=r"the micro-batch is known if trial\.prepare gets a loader that tells"):
+        with pytest.raises(
+            TrialError, match=r"the micro-batch is known if trial\.prepare gets a loader of known batch size"
+        ):
             self.prepared([1, 2]).micro_batch  # noqa: B018 -- asking is the test
 
     def test_micro_batches_of_a_loader_that_does_not_tell(self):

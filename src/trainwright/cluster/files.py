@@ -168,7 +168,7 @@ def _parse_yaml(text: str) -> Any:
     # YAML takes 16e9 for a text, TOML for a number.
     loader: Any = type("_Loader", (yaml.SafeLoader,), {})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("+-.0123456789"))
-    return yaml.load(text, Loader=loader)
+    return loader(text).get_single_data()
 
 
 def _fields_of(record: Any, needed: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -227,7 +227,7 @@ REFUSED = {
         for how in ("super", "own", "hook", "parametrised", "patched")
         if how == "parametrised" or kind in {"fused", "MultiheadAttention"}
     },
-    ("tensor+sequence", "LayerNorm", "parametrised"): "of its own",
+    ("tensor+sequence", "LayerNorm", "parametrised"): "outside its layers",
     **{(plan, "Block", "hook"): "hooks" for plan in ("tensor+sequence", "context")},
 }
 """What a refusal says; everything else trains. Filter and channel parallel ranks have the same samples."""
