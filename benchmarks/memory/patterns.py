@@ -13,11 +13,11 @@ forwards run in a row; backwards run g - 1 periods after the group's last forwar
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trainwright.plan.pipeline.schedules import candidate_periods, group_row, group_stages, stage_row
+
 __all__ = [
     "Pattern",
     "PatternWork",
-    "candidate_periods",
-    "group_stages",
     "least_period",
     "one_forward_one_backward",
 ]
@@ -70,15 +70,6 @@ class Pattern:
         return [[piece for *_, piece in sorted(lane)] for lane in lanes]
 
 
-def group_stages(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
-    """Return the micro-batches that each stage holds, or None if a stage or link is longer than the period.
-
-    `links[i]` is the load of the link between stages i and i + 1, both ways together.
-    """
-    found = _group_row(loads, links, period)
-    return None if found is None else found[::2]
-
-
 def least_period(
     loads: Sequence[float], links: Sequence[float], fits: Callable[[int, int], bool]
 ) -> tuple[float, list[int]] | None:
@@ -94,19 +85,11 @@ def least_period(
     return None
 
 
-def candidate_periods(loads: Sequence[float], links: Sequence[float]) -> list[float]:
-    """Return the periods at which groups change, ascending: sums of consecutive loads and links."""
-    row = _stage_row(loads, links)
-    return sorted({sum(row[begin:end]) for begin in range(len(row)) for end in range(begin + 1, len(row) + 1)})
-
-
 def one_forward_one_backward(works: Sequence[PatternWork], links: Sequence[float], period: float) -> Pattern:
     """Return the 1F1B* pattern of a period that is at least every load; `links` are one way."""
-    forward = _stage_row([work.forward_seconds for work in works], links)
-    back = _stage_row([work.backward_seconds for work in works], links)
-    number = _group_row(
-        [work.forward_seconds + work.backward_seconds for work in works], [2 * x for x in links], period
-    )
+    forward = stage_row([work.forward_seconds for work in works], links)
+    back = stage_row([work.backward_seconds for work in works], links)
+    number = group_row([work.forward_seconds + work.backward_seconds for work in works], [2 * x for x in links], period)
     if number is None:
         raise ValueError(f"period: got {period}, less than a stage or link takes")
     starts = [sum(forward[:place]) for place in range(len(forward) + 1)]
@@ -125,27 +108,3 @@ def one_forward_one_backward(works: Sequence[PatternWork], links: Sequence[float
         return_starts=tuple(returns[1::2]),
         backward_starts=tuple(returns[::2]),
     )
-
-
-def _stage_row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
-    """Return stages and the links between them in turn."""
-    row = [stages[0]]
-    for link, stage in zip(links, stages[1:], strict=True):
-        row += [link, stage]
-    return row
-
-
-def _group_row(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
-    """Return the group, from the end, of each stage and link."""
-    # A period that is a sum of loads must hold them in whatever order they are added.
-    slack = period * (1 + 1e-12)
-    group, total = 1, 0.0
-    found = []
-    for load in reversed(_stage_row(loads, links)):
-        if load > slack:
-            return None
-        if total + load > slack:
-            group, total = group + 1, 0.0
-        total += load
-        found.append(group)
-    return found[::-1]

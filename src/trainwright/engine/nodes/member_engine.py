@@ -5,6 +5,7 @@ takes a detour. A member that is lost takes its slots along, and no more.
 """
 
 import time
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -155,8 +156,9 @@ class MemberEngine(Supervisor):
         """Return the names of a block's devices, with the nodes that they are in."""
         return tuple(self._name_device(slot) for slot in block)
 
+    @abstractmethod
     def _name_device(self, slot: int) -> str:
-        raise NotImplementedError
+        """Return the name of a slot's device, with the node that it is in."""
 
     def _gather_members(self) -> None:
         """Wait for the members; those that have not come within `start_seconds` are lost."""

@@ -23,10 +23,12 @@ __all__ = [
     "PipelineTrace",
     "candidate_periods",
     "deep_orders",
+    "group_row",
     "group_stages",
     "orders_of",
     "repeating_orders",
     "simulate_orders",
+    "stage_row",
 ]
 
 _Work = tuple[str, int, int]
@@ -157,27 +159,33 @@ def group_stages(loads: Sequence[float], links: Sequence[float], period: float) 
 
     `links[i]` is the load of the link between stages i and i + 1, both ways together.
     """
+    found = group_row(loads, links, period)
+    return None if found is None else found[::2]
+
+
+def group_row(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
+    """Return the group of 1F1B*, counted from the end, of each stage and of each link between them, in turn."""
     # A period that is a sum of loads must hold them in whatever order they are added.
     slack = period * (1 + 1e-12)
     group, total = 1, 0.0
     found = []
-    for load in reversed(_stage_row(loads, links)):
+    for load in reversed(stage_row(loads, links)):
         if load > slack:
             return None
         if total + load > slack:
             group, total = group + 1, 0.0
         total += load
         found.append(group)
-    return found[::-1][::2]
+    return found[::-1]
 
 
 def candidate_periods(loads: Sequence[float], links: Sequence[float]) -> list[float]:
     """Return the periods at which groups change, ascending: sums of consecutive loads and links."""
-    row = _stage_row(loads, links)
+    row = stage_row(loads, links)
     return sorted({sum(row[begin:end]) for begin in range(len(row)) for end in range(begin + 1, len(row) + 1)})
 
 
-def _stage_row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
+def stage_row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
     """Return stages and the links between them in turn."""
     row = [stages[0]]
     for link, stage in zip(links, stages[1:], strict=True):
