@@ -19,6 +19,7 @@ NAMES = [
     "workers",
     "slice",
     "contour",
+    "scatter",
     "edf",
     "comparison",
     "best-time-0",
@@ -59,7 +60,8 @@ def page_of(path):
 def test_a_pdf_fits_a_column(study, tmp_path, name):
     """85 mm wide, no text below 7 points, fonts embedded."""
     path = tmp_path / "x.pdf"
-    content = figure(study, name, out=path).content
+    of = "seconds,loss" if name == "scatter" else None
+    content = figure(study, name, out=path, of=of).content
     width, sizes, embedded = page_of(path)
     assert width == pytest.approx(85, abs=0.1)
     assert sizes
@@ -113,7 +115,9 @@ def test_bad_input_is_one_sentence(study, tmp_path):
         ({"name": "curve"}, "'curve' is unknown; allowed: front, progress, curves.*did you mean 'curves'"),
         ({"name": "front"}, "has no figure 'front'"),
         ({"width": "3km"}, "got '3km'; allowed: 40mm to 400mm"),
-        ({"name": "slice", "of": "rate"}, "no parameter 'rate'; there are: lr, kind"),
+        ({"name": "slice", "of": "rate"}, "nothing is named 'rate'; there are: lr, kind, loss, epochs, seconds"),
+        ({"name": "scatter", "of": "lr"}, "--of of a scatter is two names"),
+        ({"name": "contour", "of": "lr,loss"}, "nothing is named 'loss'; there are: lr, kind"),
         ({"name": "contour", "of": "lr"}, "--of names 1 parameters; allowed: 2"),
         ({"out": tmp_path / "x.gif"}, "its name must end in .pdf or .svg or .png, got '.gif'"),
     ]:

@@ -102,11 +102,50 @@ class TestWhatIsTold:
         assert (told["before"], told["after"]) == (11, 13)
         assert client.ask(f"{base}/trials/99").status_code == 404
 
-    @pytest.mark.parametrize("view", ["progress", "curves", "parallel", "cluster", "ensembles"])
+    @pytest.mark.parametrize("view", ["progress", "curves", "parallel", "scatter", "cluster", "ensembles"])
     def test_views_are_figures(self, client, base, view):
         told = client.told(f"{base}/views/{view}")
         assert all({"name", "title", "caption", "data", "layout", "height"} <= set(each) for each in told["figures"])
         assert bool(told["figures"]) is (view != "ensembles")
+
+    def test_figures_of_chosen_trials(self, client, base):
+        curves = client.told(f"{base}/views/curves?words=3,5,12")["figures"][0]
+        numbers = {one for trace in curves["data"] for one in trace["customdata"] if one is not None}
+        assert numbers == {3, 5, 12}
+        assert curves["caption"].startswith("3 trials, one line each.")
+        few = client.told(f"{base}/views/parallel?words=val_loss%3C0.3")["figures"][0]
+        assert few["caption"].startswith("5 results")
+        assert client.ask(f"{base}/views/curves?words=%3F%3F").status_code == 400
+
+    def test_results_by_chosen_axes(self, client, base):
+        told = client.told(f"{base}/views/scatter")
+        assert told["axes"] == ["lr", "optimizer", "val_loss", "val_accuracy", "epochs", "seconds"]
+        assert told["figures"][0]["title"] == "val_loss against lr"
+        told = client.told(f"{base}/views/scatter?across=val_loss&up=val_accuracy&words=1,2")
+        [points] = told["figures"][0]["data"]
+        assert points["customdata"] == [1, 2]
+        assert points["x"] == [0.26, 0.27]
+        assert points["y"] == [0.74, 0.73]
+        refused = client.ask(f"{base}/views/scatter?across=rate")
+        assert refused.status_code == 400
+        assert "nothing is named 'rate'; there are: lr, optimizer, val_loss" in refused.json()["error"]
+
+    def test_studies_beside_each_other(self, client, base, tmp_path, Scribe, until):
+        other = Scribe(tmp_path / "more" / "letters")
+        for number in range(4):
+            other.trial(number)
+        strange = Scribe(tmp_path / "strange", ["max val_accuracy"])
+        strange.trial(0)
+        told = until(lambda: (got := client.told("/api/studies")["studies"]) and len(got) == 3 and got)
+        ids = {each["name"]: each["id"] for each in told}
+        until(lambda: all(each["loaded"] for each in client.told("/api/studies")["studies"]))
+        both = client.told(f"/api/views/comparison?studies={ids['digits']},{ids['more/letters']}")["figures"]
+        assert [figure["name"] for figure in both] == ["comparison", "edf"]
+        assert sorted(len(trace["x"]) for trace in both[0]["data"]) == [4, 12]
+        refused = client.ask(f"/api/views/comparison?studies={ids['digits']},{ids['strange']}")
+        assert refused.status_code == 400
+        assert "compare studies of one" in refused.json()["error"]
+        assert client.ask("/api/views/comparison?studies=none").status_code == 404
 
     def test_what_takes_long_is_worked_out_beside(self, client, base, until):
         assert client.told(f"{base}/views/importance")["pending"]

@@ -76,6 +76,36 @@ def test_every_view_of_figures_is_drawn(page, view):
     assert painted(page, "canvas")
 
 
+def test_axes_and_trials_are_chosen(address, open_page):
+    page = open_page(f"{address}/", width=1280, height=900, refusals=True)
+    page.click("text=digits")
+    page.click("nav a[href$='parameters']")
+    page.wait_for_selector("figure:has-text('val_loss against lr') canvas")
+    page.select_option("#across", "seconds")
+    page.wait_for_selector("figure:has-text('val_loss against seconds')")
+    page.fill("#chosen", "1,2,3")
+    page.wait_for_selector("figure:has-text('3 results.')")
+    page.fill("#chosen", "lr<abc")
+    page.wait_for_selector("text='abc' is no number")
+    page.click("nav a[href$='curves']")
+    page.fill("#chosen", "4,7")
+    page.wait_for_selector("figure:has-text('2 trials, one line each.')")
+
+
+def test_studies_are_compared(page, tmp_path, Scribe):
+    other = Scribe(tmp_path / "letters")
+    for number in range(4):
+        other.trial(number)
+    page.wait_for_selector("text=letters", timeout=20000)
+    page.check("[aria-label='compare digits']")
+    page.wait_for_selector("text=Mark another study")
+    page.check("[aria-label='compare letters']")
+    page.wait_for_selector("figure:has-text('Best val_loss so far') canvas")
+    page.wait_for_selector("figure:has-text('Empirical distribution')")
+    page.uncheck("[aria-label='compare letters']")
+    page.wait_for_selector("figure", state="detached")
+
+
 def test_it_shows_what_is_written_while_it_is_open(page, small):
     page.click("text=digits")
     page.wait_for_selector("text=12 complete")

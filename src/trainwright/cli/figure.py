@@ -12,7 +12,7 @@ from trainwright.cli.command import Result, StudyFolder
 from trainwright.errors import InputError, SearchError, closest
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.groups import GROUPS, FigureSource
-from trainwright.report.figures.parameters import contour, parameter_slice
+from trainwright.report.figures.parameters import contour, scatter
 from trainwright.report.figures.studies import comparison, distribution
 from trainwright.report.files import target
 from trainwright.report.overview import Overview
@@ -33,7 +33,8 @@ def figure(
     out: Annotated[Path | None, typer.Option(help="The file: .pdf, .svg or .png [NAME.pdf].")] = None,
     width: Annotated[str, typer.Option(help="Its width, in millimetres.")] = "85mm",
     of: Annotated[
-        str | None, typer.Option(help="The parameters of a slice or a contour, by commas [the most important].")
+        str | None,
+        typer.Option(help="Names for a slice, contour or scatter, by commas [the most important parameters]."),
     ] = None,
     compare: Annotated[list[Path] | None, typer.Option(help="A further study, for comparison and edf.")] = None,
 ) -> Result:
@@ -53,6 +54,7 @@ def _find_figure(source: FigureSource, name: str, of: str | None, others: Mappin
     further: Mapping[str, Callable[[], Figure | None]] = {
         "slice": lambda: _draw_parameters(source, of, 1),
         "contour": lambda: _draw_parameters(source, of, 2),
+        "scatter": lambda: _draw_scatter(source, of),
         "edf": lambda: distribution(studies),
         "comparison": lambda: comparison(studies),
     }
@@ -87,8 +89,15 @@ def _draw_parameters(source: FigureSource, of: str | None, count: int) -> Figure
     if len(names) != count:
         raise InputError(f"figure: --of names {len(names)} parameters; allowed: {count}, such as --of lr,width")
     if count == 1:
-        return parameter_slice(source.overview, space, names[0])
+        return scatter(source.overview, space, names[0], source.overview.objectives[0].metric)
     return contour(source.overview, space, names[0], names[1])
+
+
+def _draw_scatter(source: FigureSource, of: str | None) -> Figure | None:
+    names = [name.strip() for name in (of or "").split(",")]
+    if len(names) != 2:
+        raise InputError("figure: --of of a scatter is two names, such as --of seconds,loss")
+    return None if source.space is None else scatter(source.overview, source.space, names[0], names[1])
 
 
 def _parse_width(text: str) -> float:

@@ -1,9 +1,9 @@
 """What every part of a report needs of a study, computed once: results as columns, their order, the clock."""
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -121,6 +121,13 @@ class Overview:
             if trial.failure is not None:
                 groups[trial.failure.kind, trial.failure.message].append(trial)
         return sorted(groups.values(), key=lambda trials: (-len(trials), trials[0].number))
+
+    def select(self, places: Sequence[int]) -> "Overview":
+        """Return an overview of some trials alone, by their positions; they are shared, not copied."""
+        chosen = [self.trials[at] for at in places]
+        counts = dict.fromkeys(map(str, Status), 0) | Counter(str(trial.status) for trial in chosen)
+        state = replace(self.state, trials={trial.number: trial for trial in chosen}, counts=counts)
+        return Overview(state, self.under_way)
 
     def count(self, *statuses: Status) -> int:
         """Return how many trials are in one of the statuses."""

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from trainwright.errors import InputError
 from trainwright.files import plain
-from trainwright.ui.figure_views import VIEWS, FigureViews
+from trainwright.ui.figure_views import VIEWS, FigureViews, compare_studies
 from trainwright.ui.study_details import log_tail, study_summary, trial_page
 from trainwright.ui.study_follower import StudyFollower
 from trainwright.ui.study_registry import StudyRegistry
@@ -33,7 +33,7 @@ POLICY = (
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _SHARED = ("pens.js", "scales.js", "chart.js", "page.css")  # the report's, used by both
 _OWN = ("index.html", "app.js", "views.js", "trials.js", "trial.js", "words.js", "app.css", "mark.svg")
-_MOST_STREAMS = 64
+_MOST_STREAMS, _MOST_COMPARED = 64, 18
 _BEAT_SECONDS, _READ_SECONDS, _LOOK_SECONDS = 10.0, 1.0, 0.1
 
 
@@ -104,10 +104,21 @@ def application(registry: StudyRegistry) -> FastAPI:
         return _send_json(table or {"text": "", "bytes": 0, "whole": True})
 
     @app.get("/api/studies/{study}/views/{name}")
-    def view(study: str, name: str) -> Response:
+    def view(
+        study: str,
+        name: str,
+        words: Annotated[str, Query(max_length=300)] = "",
+        across: Annotated[str, Query(max_length=100)] = "",
+        up: Annotated[str, Query(max_length=100)] = "",
+    ) -> Response:
         if name not in VIEWS:
             raise HTTPException(404, f"no such view; allowed: {', '.join(VIEWS)}")
-        return _send_json(drawn(study).view(name))
+        return _send_json(drawn(study).view(name, words, (across, up)))
+
+    @app.get("/api/views/comparison")
+    def compare(studies: Annotated[str, Query(max_length=2000)]) -> Response:
+        chosen = sorted(set(studies.split(",")))[:_MOST_COMPARED]
+        return _send_json(compare_studies([found(study) for study in chosen]))
 
     @app.get("/api/studies/{study}/events")
     async def events(study: str, request: Request) -> Response:

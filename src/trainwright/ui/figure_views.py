@@ -3,6 +3,7 @@
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from trainwright.ensemble.library.library import find_newest_offer
 from trainwright.errors import TrainwrightError
 from trainwright.ledger import State
 from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureSource
+from trainwright.report.figures.parameters import axis_names, scatter
+from trainwright.report.figures.studies import comparison, distribution
 from trainwright.report.overview import Overview
 from trainwright.ui.study_follower import StudyFollower
+from trainwright.ui.trial_table import filter_trials
 
-__all__ = ["VIEWS", "FigureViews"]
+__all__ = ["VIEWS", "FigureViews", "compare_studies"]
 
 _IMPORTANCE_TRIALS = 300  # sampled from any number, so that a forest is fitted in seconds
 _GROWTH = 1.1  # importance is computed again when the number of results has grown by this factor
@@ -28,11 +32,12 @@ VIEWS: Mapping[str, tuple[str, ...]] = {
     "progress": ("front", "progress"),
     "curves": ("curves",),
     "parallel": ("parallel",),
+    "scatter": (),
     "importance": ("importance",),
     "cluster": ("workers",),
     "ensembles": ("ensembles",),
 }
-"""The groups of figures of each view that may be asked for."""
+"""The groups of figures of each view that may be asked for; of a scatter the axes are asked for too."""
 
 
 @dataclass(slots=True)
@@ -50,18 +55,27 @@ class FigureViews:
     _cache: dict[str, _CachedView] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def view(self, name: str) -> View:
-        """Return {"figures", "notes", "pending"} of a view in `VIEWS`; `pending` while a newer one is made."""
+    def view(self, name: str, words: str = "", axes: Sequence[str] = ()) -> View:
+        """Return {"figures", "notes", "pending"} of a view in `VIEWS`; `pending` while a newer one is made.
+
+        `words` choose trials, as in the table; `axes` are the two names of a scatter.
+        """
         if name == "importance":
             return self._view_importance()
         if name == "ensembles":
             return self._view_ensembles()
         with self.follower.reading() as overview:
-            key = self.follower.revision
+            key = (self.follower.revision, words, axes)
             with self._lock:
                 cached = self._cache.setdefault(name, _CachedView())
             if cached.view is None or cached.key != key:
-                cached.view, cached.key = _draw_view(name, overview, self.follower.directory), key
+                every = range(len(overview.trials))
+                chosen = overview.select(filter_trials(overview, words, every)) if words else overview
+                if name == "scatter":
+                    cached.view = _draw_scatter(chosen, *axes)
+                else:
+                    cached.view = _draw_view(name, chosen, self.follower.directory)
+                cached.key = key
             return cached.view
 
     def _view_importance(self) -> View:
@@ -109,6 +123,28 @@ class FigureViews:
                 cached.working.start()
             view = cached.view or _as_view(DrawnGroup())
             return {**view, "pending": cached.working is not None}
+
+
+def compare_studies(followers: Sequence[StudyFollower]) -> View:
+    """Return the best so far of several studies and the distributions of their results, by name.
+
+    All calls must give them in one order, for each study is held until all are drawn.
+    """
+    with ExitStack() as stack:
+        overviews = {follower.name: stack.enter_context(follower.reading()) for follower in followers}
+        known = {name: overview for name, overview in sorted(overviews.items()) if overview.objectives}
+        figures = [draw(known) for draw in (comparison, distribution)] if known else []
+        return _as_view(DrawnGroup(figures=[figure for figure in figures if figure is not None]))
+
+
+def _draw_scatter(overview: Overview, across: str = "", up: str = "") -> View:
+    """Return the results by two axes, and what axes there are; by default the first parameter and objective."""
+    space = FigureSource(overview).space
+    if space is None:
+        return _as_view(DrawnGroup())
+    names = axis_names(overview, space)
+    drawn = scatter(overview, space, across or names[0], up or overview.objectives[0].metric)
+    return {**_as_view(DrawnGroup(figures=[drawn] if drawn is not None else [])), "axes": names}
 
 
 def _draw_view(name: str, overview: Overview, directory: Path | None) -> View:

@@ -13,7 +13,7 @@ from trainwright.ledger.rows import first_start
 from trainwright.ledger.writers import SILENT
 from trainwright.report.overview import Overview
 
-__all__ = ["MOST_ROWS", "Query", "window"]
+__all__ = ["MOST_ROWS", "Query", "filter_trials", "window"]
 
 MOST_ROWS = 500
 """Of one window."""
@@ -34,8 +34,8 @@ _MOST_TERMS = 10
 class Query:
     """Which rows: those that `words` keep, in the order of a column, from `offset` on.
 
-    `words` are terms such as "lr<0.01 optimizer=adamw state=failed", all of which must hold; a whole number alone is a
-    trial. `sort` is "trial", "state", "epochs", "seconds", "started", a parameter or a metric; "rank" is best first.
+    `words` are terms such as "lr<0.01 optimizer=adamw state=failed", all of which must hold; numbers such as "3,12" are
+    trials. `sort` is "trial", "state", "epochs", "seconds", "started", a parameter or a metric; "rank" is best first.
     """
 
     words: str = ""
@@ -47,7 +47,6 @@ class Query:
 
 def window(overview: Overview, query: Query) -> dict[str, Any]:
     """Return {"total", "matching", "offset", "rows"}; `InputError` tells what of the query cannot be understood."""
-    tests = [_make_test(term, overview) for term in _split_terms(query.words)]
     places: Sequence[int] = range(len(overview.trials))
     # Trials without a result have no rank: they follow in the order of numbers.
     if query.sort == "rank":
@@ -56,7 +55,7 @@ def window(overview: Overview, query: Query) -> dict[str, Any]:
         places = [*ranked, *sorted(rest)]
         if query.descending:
             places = places[::-1]
-    chosen = [at for at in places if all(test(at) for test in tests)] if tests else list(places)
+    chosen = filter_trials(overview, query.words, places)
     if query.sort not in {"rank", "trial"}:
         chosen = _sort_rows(overview, chosen, query)
     elif query.sort == "trial" and query.descending:
@@ -70,6 +69,12 @@ def window(overview: Overview, query: Query) -> dict[str, Any]:
         "offset": offset,
         "rows": [_make_row(overview, at) for at in chosen[offset : offset + limit]],
     }
+
+
+def filter_trials(overview: Overview, words: str, places: Sequence[int]) -> list[int]:
+    """Return those of `places` for which all terms hold; `InputError` tells which term cannot be understood."""
+    tests = [_make_test(term, overview) for term in _split_terms(words)]
+    return [at for at in places if all(test(at) for test in tests)]
 
 
 def _make_row(overview: Overview, at: int) -> dict[str, Any]:
@@ -140,15 +145,15 @@ def _split_terms(words: str) -> list[str]:
 
 
 def _make_test(term: str, overview: Overview) -> Callable[[int], bool]:
-    # A number alone is a trial's.
-    if re.fullmatch(r"\d{1,12}", term):
-        number = int(term)
-        return lambda at: overview.trials[at].number == number
+    # Numbers alone are trials'.
+    if re.fullmatch(r"\d{1,12}(,\d{1,12})*", term):
+        numbers = {int(number) for number in term.split(",")}
+        return lambda at: overview.trials[at].number in numbers
     if term in {*Status, SILENT}:
         return lambda at: overview.word(overview.trials[at]) == term
     found = _TERM.match(term)
     if found is None:
-        raise InputError(f"{term[:80]!r} is no filter; write NAME<VALUE, NAME=VALUE, a state, or a trial's number")
+        raise InputError(f"{term[:80]!r} is no filter; write NAME<VALUE, NAME=VALUE, a state, or trials as 3,12")
     name, sign, text = found.groups()
     value = _read_column(name, overview)
     if sign not in {"=", "!="} and _as_number(text) is None:

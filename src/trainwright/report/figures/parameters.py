@@ -1,42 +1,49 @@
-"""A result against one parameter (slice) or two (contour)."""
+"""Results by any two of their columns (scatter), and a metric over two parameters (contour)."""
+
+import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import InputError, closest
+from trainwright.ledger import TrialState
 from trainwright.report.figures.figure import Figure, Json, axis, draw_marks, draw_trace, layout, rounded, value_axis
 from trainwright.report.figures.parallel_coordinates import parameter_axis
 from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
 from trainwright.space import Space
 
-__all__ = ["contour", "parameter_slice"]
+__all__ = ["axis_names", "contour", "scatter"]
 
 _CELLS = 40
 _BANDWIDTH = 0.12
 """Of the smoothing, in units of a parameter's range: about as far as twenty results tell of each other."""
+_NUMBERS: Mapping[str, Callable[[TrialState], float]] = {
+    "epochs": lambda trial: trial.epoch,
+    "seconds": lambda trial: trial.seconds,
+}
 
 
-def parameter_slice(overview: Overview, space: Space, name: str, objective: int = 0) -> Figure | None:
-    """Return the results against one parameter, or None without results that have it."""
-    places, x_axis, active = _read_axis(overview, space, name)
+def scatter(overview: Overview, space: Space, across: str, up: str) -> Figure | None:
+    """Return the results by any two of: parameters, metrics, epochs, seconds; None without results that have both."""
+    x, x_axis, x_remark = _read_column(overview, space, across)
+    y, y_axis, y_remark = _read_column(overview, space, up)
+    active = np.isfinite(x) & np.isfinite(y)
     if not active.any():
         return None
-    goal = overview.objectives[objective]
-    values = overview.values[overview.results, objective]
-    y_axis, remark = value_axis(escape(goal.metric, 40), values[active], low_is_good=goal.direction == "min")
     numbers = np.array([overview.trials[at].number for at in overview.results])
     return Figure(
-        name=f"slice-{name}",
-        title=f"{escape(goal.metric, 40)} against {escape(name, 30)}",
-        caption=f"{count(int(active.sum()), 'result')}. {remark}".strip(),
+        name="scatter",
+        title=f"{escape(up, 40)} against {escape(across, 40)}",
+        caption=f"{count(int(active.sum()), 'result')}. {x_remark} {y_remark}".strip(),
         data=[
             draw_marks(
                 "result",
-                rounded(places[active]),
-                rounded(values[active]),
+                rounded(x[active]),
+                rounded(y[active]),
                 "--blue",
-                "trial %{customdata}: %{y:.4g}",
+                "trial %{customdata}",
                 size=5,
                 customdata=numbers[active].tolist(),
                 showlegend=False,
@@ -48,9 +55,9 @@ def parameter_slice(overview: Overview, space: Space, name: str, objective: int 
 
 def contour(overview: Overview, space: Space, first: str, second: str, objective: int = 0) -> Figure | None:
     """Return a smoothed map of the results over two parameters, or None with fewer than three results."""
-    x, x_axis, x_active = _read_axis(overview, space, first)
-    y, y_axis, y_active = _read_axis(overview, space, second)
-    active = x_active & y_active
+    x, x_axis = _read_parameter(overview, space, first)
+    y, y_axis = _read_parameter(overview, space, second)
+    active = np.isfinite(x) & np.isfinite(y)
     if active.sum() < 3:
         return None
     goal = overview.objectives[objective]
@@ -86,11 +93,28 @@ def contour(overview: Overview, space: Space, first: str, second: str, objective
 _TO_GOOD = [[0, "--surface"], [1, "--blue"]]
 
 
-def _read_axis(overview: Overview, space: Space, name: str) -> tuple[NDArray[np.float64], Json, NDArray[np.bool_]]:
-    """Return the places of all results on a parameter's axis, the axis, and which of them have the parameter."""
-    names = [column.name for column in space.columns]
-    if name not in names:
-        raise InputError(f"figure: no parameter {name!r}; there are: {', '.join(names)}{closest(name, names)}")
+def axis_names(overview: Overview, space: Space) -> list[str]:
+    """Return what results can be drawn by: the parameters, the metrics of a result, epochs and seconds."""
+    metrics = dict.fromkeys(name for at in overview.results for name in overview.trials[at].values)
+    return list(dict.fromkeys([*_parameter_names(space), *metrics, *_NUMBERS]))
+
+
+def _read_column(overview: Overview, space: Space, name: str) -> tuple[NDArray[np.float64], Json, str]:
+    """Return the places of all results on an axis, NaN without one; the axis; and a remark on what it leaves out."""
+    _check_name(name, axis_names(overview, space))
+    if name in _parameter_names(space):
+        return *_read_parameter(overview, space, name), ""
+    read = _NUMBERS.get(name, lambda trial: trial.values.get(name, math.nan))
+    values = np.array([read(overview.trials[at]) for at in overview.results], dtype=np.float64)
+    directions = {goal.metric: goal.direction for goal in overview.objectives}
+    item, remark = value_axis(escape(name, 40), values, low_is_good=directions.get(name, "min") == "min")
+    return values, item, remark
+
+
+def _read_parameter(overview: Overview, space: Space, name: str) -> tuple[NDArray[np.float64], Json]:
+    """Return the places in [0, 1] of all results on a parameter's axis, NaN where it is inactive, and the axis."""
+    names = _parameter_names(space)
+    _check_name(name, names)
     at = names.index(name)
     rows = np.array([space.encode(overview.trials[place].params)[at] for place in overview.results])
     item = parameter_axis(space, space.columns[at], rows)
@@ -99,7 +123,16 @@ def _read_axis(overview: Overview, space: Space, name: str) -> tuple[NDArray[np.
         "ticktext": [text for _, text in item.ticks],
         "range": [-0.04, 1.04],
     }
-    return item.places, axis(escape(name, 30), **ticks), np.isfinite(item.places)
+    return item.places, axis(escape(name, 30), **ticks)
+
+
+def _parameter_names(space: Space) -> list[str]:
+    return [column.name for column in space.columns]
+
+
+def _check_name(name: str, names: list[str]) -> None:
+    if name not in names:
+        raise InputError(f"figure: nothing is named {name!r}; there are: {', '.join(names)}{closest(name, names)}")
 
 
 def _smooth_map(

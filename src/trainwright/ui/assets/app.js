@@ -8,8 +8,8 @@ import { ask, make } from "./words.js";
 const VIEWS = [
   ["overview", "Overview", (study) => new OverviewView(study)],
   ["trials", "Trials", (study, words) => new TrialsView(study, words)],
-  ["curves", "Learning curves", (study) => new FiguresView(study, "Learning curves", ["curves"])],
-  ["parameters", "Parameters", (study) => new FiguresView(study, "Parameters", ["importance", "parallel"])],
+  ["curves", "Learning curves", (study) => new FiguresView(study, "Learning curves", ["curves"], { filtered: true })],
+  ["parameters", "Parameters", (study) => new FiguresView(study, "Parameters", ["scatter", "importance", "parallel"], { filtered: true })],
   ["cluster", "Cluster", (study) => new FiguresView(study, "Cluster", ["cluster"])],
   ["ensembles", "Ensembles", (study) => new FiguresView(study, "Ensembles", ["ensembles"])],
 ];

@@ -33,7 +33,7 @@ export class TrialsView {
         this.field,
         make("button.plain", { type: "button", onclick: () => this.sortBy("rank") }, "Best first"),
       ),
-      make("p.soft.small", { id: "filter-help" }, "Terms are joined by \u201cand\u201d: NAME<VALUE, NAME=VALUE, NAME!=VALUE, a state, or a trial\u2019s number."),
+      make("p.soft.small", { id: "filter-help" }, "Terms are joined by \u201cand\u201d: NAME<VALUE, NAME=VALUE, NAME!=VALUE, a state, or trials by number, as 3,12."),
       this.said,
       this.view,
     );

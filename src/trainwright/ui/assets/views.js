@@ -2,7 +2,7 @@
 
 import { figureElement } from "./chart.js";
 import { plain } from "./scales.js";
-import { ask, count, duration, make, moment, number, paced, shown, stateMark } from "./words.js";
+import { Refusal, ask, count, duration, make, moment, number, paced, shown, stateMark } from "./words.js";
 
 const FIGURES_PAUSE = 1000; // figures are drawn anew at most once a second
 const PENDING_PAUSE = 1500;
@@ -10,7 +10,8 @@ const PENDING_PAUSE = 1500;
 // Some figures that the server makes, kept up to date: those that stay are drawn anew in place.
 export class Figures {
   constructor(study, names, element) {
-    Object.assign(this, { study, names, element, drawn: new Map(), retry: 0 });
+    // `query` is what is asked of every view, a choice of trials for instance; `said` tells of what is refused.
+    Object.assign(this, { study, names, element, drawn: new Map(), retry: 0, query: "", said: null, heardOf: () => {} });
     this.asking = new AbortController();
     this.refresh = paced(FIGURES_PAUSE, () => this.load());
   }
@@ -29,18 +30,27 @@ export class Figures {
     this.busy = true;
     try {
       const views = await Promise.all(
-        this.names.map((name) => ask(`${this.study.base}/views/${name}`, this.asking.signal)),
+        this.names.map((name) => ask(`${this.study.base}/views/${name}?${this.query}`, this.asking.signal)),
       );
       this.put(views);
+      this.heardOf(views);
       this.told();
       if (views.some((view) => view.pending)) this.retry = setTimeout(() => this.refresh(), PENDING_PAUSE);
     } catch (error) {
-      if (error.name !== "AbortError") this.retry = setTimeout(() => this.refresh(), PENDING_PAUSE);
+      // What is refused now is refused again; the server itself may come back.
+      if (error instanceof Refusal) this.refused(error.message);
+      else if (error.name !== "AbortError") this.retry = setTimeout(() => this.refresh(), PENDING_PAUSE);
     } finally {
       this.busy = false;
       if (this.again) this.refresh();
       this.again = false;
     }
+  }
+
+  refused(sentence) {
+    if (!this.said) return;
+    this.said.textContent = `${sentence}.`;
+    this.said.classList.add("wrong");
   }
 
   // How long it took from hearing of a change to what is painted, for whoever measures it.
@@ -97,6 +107,12 @@ export class Figures {
     this.element.append(this.words);
   }
 
+  clear() {
+    for (const { chart } of this.drawn.values()) chart.destroy();
+    this.drawn.clear();
+    this.element.replaceChildren();
+  }
+
   close() {
     this.asking.abort();
     this.refresh.cancel();
@@ -106,8 +122,10 @@ export class Figures {
 }
 
 const EMPTY = {
+  scatter: "No result has both.",
+  comparison: "None of the studies has a result yet.",
   progress: "There is no result yet.",
-  curves: "Learning curves appear once a trial has reported two epochs.",
+  curves: "Learning curves appear once a trial has reported two epochs; a choice may have none.",
   importance: "There is no result yet.",
   cluster: "No trial has started yet.",
   ensembles: "No trial has left predictions for a library (tw.ensemble.leave).",
@@ -140,14 +158,46 @@ const memberTable = (members, study) =>
   );
 
 export class FiguresView {
-  constructor(study, title, names) {
+  constructor(study, title, names, { filtered = false } = {}) {
     const place = make("div", {});
     this.element = make("section", {}, make("h1", { tabindex: -1 }, title), place);
     this.figures = new Figures(study, names, place);
     this.study = study;
+    if (filtered) place.before(this.tools(names.includes("scatter")));
     this.heard = (event) => this.figures.heard(event.detail.began);
     study.addEventListener("change", this.heard);
     if (study.summary) this.figures.refresh();
+  }
+
+  // A choice of trials by the terms of the table's filter, and the two axes of a scatter.
+  tools(scatter) {
+    const said = make("p.soft.small", { role: "status" });
+    const field = make("input", { type: "search", id: "chosen", placeholder: "lr<0.01 optimizer=adamw, or 3,12", autocomplete: "off", spellcheck: "false", maxlength: 300 });
+    const axes = scatter ? ["across", "up"].map((name) => make("select", { id: name })) : [];
+    const changed = paced(300, () => {
+      said.textContent = "";
+      said.classList.remove("wrong");
+      const asked = { words: field.value.trim() };
+      for (const each of axes) if (each.value) asked[each.id] = each.value;
+      this.figures.query = String(new URLSearchParams(asked));
+      this.figures.refresh();
+    });
+    field.addEventListener("input", changed);
+    for (const each of axes) each.addEventListener("change", changed);
+    this.figures.said = said;
+    this.figures.heardOf = (views) => {
+      const names = views.find((view) => view.axes)?.axes;
+      if (!names || !axes.length || axes[0].options.length === names.length) return;
+      const picked = axes.map((each) => each.value);
+      // At first what the server chooses: the first parameter, and the first objective.
+      const usual = [names[0], this.study.summary.metrics[0]];
+      axes.forEach((each, at) => {
+        each.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+        each.value = picked[at] || usual[at];
+      });
+    };
+    const labels = axes.map((each) => make("label", {}, `${each.id} `, each));
+    return make("div", {}, make("div.tools", {}, make("label", { for: "chosen" }, "Trials"), field, labels), said);
   }
 
   close() {
@@ -282,7 +332,10 @@ export class OverviewView {
 export class StudiesView {
   constructor() {
     this.list = make("tbody", {});
-    const heads = ["study", "goal", "best", "trials", "", "begun"];
+    this.chosen = new Map();
+    this.comparison = make("div.pair", {});
+    this.said = make("p.soft", { role: "status" });
+    const heads = ["study", "goal", "best", "trials", "", "begun", "compare"];
     this.element = make(
       "section",
       {},
@@ -292,7 +345,11 @@ export class StudiesView {
         {},
         make("table.studies", {}, make("thead", {}, make("tr", {}, heads.map((name, at) => make(at === 2 || at === 3 ? "th.n" : "th", { scope: "col" }, name || make("span.unseen", {}, "by state"))))), this.list),
       ),
+      this.said,
+      this.comparison,
     );
+    this.figures = new Figures({ base: "/api", summary: null, open: () => {} }, ["comparison"], this.comparison);
+    this.figures.said = this.said;
     this.asking = new AbortController();
     this.load();
     this.timer = setInterval(() => document.hidden || this.load(), 2000);
@@ -320,10 +377,27 @@ export class StudiesView {
       make("td.n", {}, each.trials.toLocaleString("en-US")),
       make("td.wide", {}, bar(each.counts, each.trials || 1)),
       make("td", {}, moment(each.created_at)),
+      make("td", {}, this.choice(each)),
     );
   }
 
+  // Studies that are marked are drawn together below the table.
+  choice(each) {
+    const box = make("input", { type: "checkbox", "aria-label": `compare ${each.name}`, checked: this.chosen.has(each.id) });
+    box.addEventListener("change", () => {
+      if (box.checked) this.chosen.set(each.id, each.name);
+      else this.chosen.delete(each.id);
+      this.said.textContent = this.chosen.size === 1 ? "Mark another study to compare with." : "";
+      this.said.classList.remove("wrong");
+      this.figures.query = String(new URLSearchParams({ studies: [...this.chosen.keys()].join(",") }));
+      if (this.chosen.size > 1) this.figures.refresh();
+      else this.figures.clear();
+    });
+    return box;
+  }
+
   close() {
+    this.figures.close();
     this.asking.abort();
     clearInterval(this.timer);
   }
