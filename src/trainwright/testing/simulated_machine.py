@@ -35,6 +35,7 @@ _LEASE_SECONDS, _BEATS = 180.0, 12
 _MOST_OPERATIONS = 60_000
 _WRITE_BACK_SECONDS = 30.0  # after which a system writes pages by itself
 _LONGEST_STOP_SECONDS = 500.0
+_LONGEST_OVERSLEEP = 10.0  # a busy machine wakes a process up to so many times later than it asked for
 
 
 class Killed(BaseException):
@@ -137,7 +138,7 @@ class SimulatedMachine:
 
     def _sleep(self, seconds: float) -> None:
         process: SimulatedProcess = self._here.process
-        until = self.now + max(seconds, 1e-6)
+        until = self.now + max(seconds, 1e-6) * float(self._draws.uniform(1.0, _LONGEST_OVERSLEEP))
         while self.now < until:
             process.wakes_at = min(until, process.beats_at) if process.beat else until
             self._yield(process)
