@@ -1,4 +1,4 @@
-"""`trainwright plan calibrate`: measure this machine with all ranks that were started, and write a cluster file."""
+"""`trainwright plan calibrate` measures a machine by all ranks that were started; `import-network` asks tools."""
 
 import os
 import sys
@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.command import Result
+from trainwright.cli.command import ClusterName, Nodes, Result
 from trainwright.cli.formatting import print_table
+from trainwright.cli.inputs import find_cluster
 from trainwright.cluster import Cluster
 from trainwright.cluster.calibration.ranks import RankPlace, find_rank_place
 from trainwright.errors import InputError
+from trainwright.files import read_text
 from trainwright.validators import check, number
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "import_network"]
 
 _BUSY = 0.5  # load a core from which other work is likely to have lengthened every time
 
@@ -58,6 +60,29 @@ def calibrate(
     _show(cluster, notes)
     print(f"cluster file: {out}")
     return Result({**asdict(cluster), "cluster": cluster.name, "out": str(out), "notes": notes})
+
+
+def import_network(
+    files: Annotated[
+        list[Path], typer.Argument(help="Output of nvidia-smi topo -m or of nccl-tests, or Slurm's topology.conf.")
+    ],
+    *,
+    cluster: ClusterName,
+    nodes: Nodes = None,
+    out: Annotated[Path, typer.Option(help="The cluster file to write: .toml, or .yaml.")],
+) -> Result:
+    """Give a cluster the network that tools have measured or described, and write it."""
+    from trainwright.cluster.calibration.tool_output import adapt_cluster
+
+    texts = {str(file): read_text(file, "tool output", allowed="a text file") for file in files}
+    found = adapt_cluster(find_cluster(cluster, nodes), texts)
+    found.save(out)
+    names = ("name", "devices", "alpha", "bandwidth", "reached", "links_per_node")
+    rows = [[f"{getattr(tier, name):.4g}" if name != "name" else tier.name for name in names] for tier in found.tiers]
+    return Result(
+        {"cluster": found.name, "nodes": found.nodes, "tiers": [asdict(tier) for tier in found.tiers], "out": str(out)},
+        lambda: (print_table(names, rows), print(f"cluster file: {out}")),
+    )
 
 
 def _notes(cluster: Cluster, here: RankPlace) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainwright.cli._plan_calibrate import calibrate
+from trainwright.cli._plan_calibrate import calibrate, import_network
 from trainwright.cli._plan_speeds import SpeedOf
 from trainwright.cli.command import Result, make_group, options_of
 from trainwright.cli.formatting import print_rows, size
@@ -273,6 +273,7 @@ app = make_group(
     {
         fit: "Fit a cluster's constants to measured training steps.",
         calibrate: "Measure computation, memory, storage and the network.",
+        import_network: "Take the network from nccl-tests, nvidia-smi or Slurm.",
         search: "Predict what a study costs on a cluster.",
         model: "Rank the parallel strategies for a model.",
     },

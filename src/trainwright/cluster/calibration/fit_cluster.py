@@ -14,7 +14,7 @@ from trainwright.cluster.device import Device
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel
 from trainwright.errors import InputError
 
-__all__ = ["MeasuredLevel", "fit_fields", "fit_least_relative"]
+__all__ = ["MeasuredLevel", "fit_fields", "fit_least_relative", "fit_link"]
 
 Floats = NDArray[np.float64]
 Row = tuple[float, float]
@@ -92,7 +92,7 @@ def fit_fields(
     tiers = []
     for level in levels:
         # One alpha and one bandwidth a level, from all rings and messages on it together.
-        link = _fit_link(level)
+        link = fit_link(level)
         tiers.append(
             NetworkLevel(
                 name=level.name,
@@ -144,7 +144,7 @@ def _fit_rate(what: str, rows: Sequence[Row]) -> RelativeFit:
     return fit
 
 
-def _fit_link(level: MeasuredLevel) -> RelativeFit:
+def fit_link(level: MeasuredLevel) -> RelativeFit:
     """Fit alpha and beta to the rings and messages of a level, of groups that it alone joins.
 
     Groups that have several ranks on each of several nodes are left out: a library may send over all links of a node
