@@ -85,7 +85,7 @@ class JournalWriter:
             self._unsynced += records
 
     def sync(self) -> None:
-        """Bring what was written to the disk, unless the policy leaves that to the system."""
+        """Make the records durable by an fsync of their file, unless the policy leaves that to the system."""
         if self._file is None or self._unsynced_since is None or self._fsync == "never":
             return
         try:

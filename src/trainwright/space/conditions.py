@@ -1,4 +1,4 @@
-"""When a parameter is active: a small tree of comparisons with other parameters, kept as data.
+"""When a conditional parameter is active: a small tree of comparisons with other parameters, kept as data.
 
 A comparison on an inactive parameter is false, under `not_` too; so `not_` is pushed down to the comparisons, and
 each of them is false where its column holds NaN. Columns compare in units, which order as the values do.

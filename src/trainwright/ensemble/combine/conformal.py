@@ -145,7 +145,7 @@ def _central(alpha: float) -> float:
 
 
 def _find_threshold(scores: Array, alpha: float, by: str | None, label: int) -> Array:
-    """Return the k-th smallest score of each output, k = ceil((n + 1) (1 - alpha)); alpha of new ones exceed it."""
+    """Return the conformal quantile of each output: its k-th smallest score, k = ceil((n + 1) (1 - alpha))."""
     rank = math.ceil(round((len(scores) + 1) * (1.0 - alpha), 9))
     if rank > len(scores):
         whose = "" if by is None else f" of {by} {label}"

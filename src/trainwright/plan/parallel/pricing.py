@@ -1,4 +1,4 @@
-"""Pricing: seconds and bytes of candidate plans in columns, from the costs of blocks and the lists of exchanges.
+"""The cost model: seconds and bytes of candidate plans in columns, from the costs of blocks and of exchanges.
 
 Gradients, and weights that are divided, travel beside computation: `exposed` counts of them only what no order could
 hide, so that `Prices.total` is a lower bound; `exposure` finds the rest for the candidates that are left.

@@ -95,7 +95,7 @@ def correlation(squares: Array) -> tuple[Array, Array]:
 
 
 def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> tuple[float, Array]:
-    """Return minus the log of the posterior of theta = [ln l, ln s, ln noise], up to a constant, and its gradient."""
+    """Return minus the log marginal likelihood and log prior of theta = [ln l, ln s, ln noise], and its gradient."""
     from scipy.linalg import lapack
 
     d, n = len(theta) - 2, len(y)
@@ -139,7 +139,7 @@ def fit(
     *,
     like: Hyperparameters | None = None,
 ) -> Hyperparameters:
-    """Fit the surrogate: the most probable hyperparameters for targets `y` of deviation about 1, by L-BFGS.
+    """Fit the hyperparameters: the largest marginal likelihood and prior, for `y` of deviation about 1, by L-BFGS.
 
     For a part of points that were fitted before, `like` has their signal and noise, from which fewer steps will do.
     """

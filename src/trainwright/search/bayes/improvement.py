@@ -52,7 +52,7 @@ class Improvement(Climber):
         self._best = float(self.means.min()) - self._margin
 
     def believe(self, rows: Array) -> None:
-        """Take pending points, which have no result yet, as told at their posterior mean: only the deviation falls.
+        """Take pending points as told at their posterior mean (kriging believer): only the deviation falls.
 
         They are believed without noise, or a noisy study would propose the same place until a result is back.
         """

@@ -281,7 +281,7 @@ class WorkerRuntime(Runtime):
         self._started.set()
 
     def _handle_failure(self, worker: WorkerSlot, why: str) -> None:
-        """End a worker's process, requeue its work, and decide when the next process starts."""
+        """End a worker's process, requeue its requests in flight, and decide when the next process starts."""
         if worker.process is None:
             return
         # Its line is closed with it, and a closed one cannot be selected.

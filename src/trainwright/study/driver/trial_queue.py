@@ -1,4 +1,4 @@
-"""The queue of trials that wait for devices: interrupted before promoted before new ones."""
+"""The queue of trials that wait for devices: requeued after a loss, then promoted, then new ones."""
 
 import math
 import time

@@ -92,7 +92,7 @@ class _Part:
 
 
 def _divide_stretch(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
-    """Divide what lies between the layers that divide and the one that sums."""
+    """Divide column-parallel layers, the row-parallel one behind them, and what lies between."""
     sequence = part is not None
     outside = Shard(1) if sequence else Replicate()
     parent = stretch.parent
