@@ -77,12 +77,15 @@ def import_network(
     texts = {str(file): read_text(file, "tool output", allowed="a text file") for file in files}
     found = adapt_cluster(find_cluster(cluster, nodes), texts)
     found.save(out)
-    names = ("name", "devices", "alpha", "bandwidth", "reached", "links_per_node")
-    rows = [[f"{getattr(tier, name):.4g}" if name != "name" else tier.name for name in names] for tier in found.tiers]
-    return Result(
-        {"cluster": found.name, "nodes": found.nodes, "tiers": [asdict(tier) for tier in found.tiers], "out": str(out)},
-        lambda: (print_table(names, rows), print(f"cluster file: {out}")),
-    )
+
+    def show() -> None:
+        names = ("devices", "alpha", "bandwidth", "reached", "links_per_node")
+        rows = [(tier.name, *(f"{getattr(tier, name):.4g}" for name in names)) for tier in found.tiers]
+        print_table(("level", *names), rows)
+        print(f"cluster file: {out}")
+
+    content = {"cluster": found.name, "nodes": found.nodes, "out": str(out)}
+    return Result({**content, "tiers": [asdict(tier) for tier in found.tiers]}, show)
 
 
 def _notes(cluster: Cluster, here: RankPlace) -> list[str]:
