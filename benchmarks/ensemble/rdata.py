@@ -112,7 +112,8 @@ def _with(value: Any, attributes: dict[str, Any]) -> Any:
     if isinstance(value, list) and "names" in attributes:
         return dict(zip(attributes["names"], value, strict=True))
     if isinstance(value, np.ndarray) and "levels" in attributes:
-        return np.array([*attributes["levels"], ""])[value - 1]
+        # A missing level is the smallest integer; the text after the last stands for it.
+        return np.array([*attributes["levels"], ""])[np.where(value < 0, -1, value - 1)]
     if isinstance(value, np.ndarray) and value.dtype == np.dtype(">i4"):
         return np.where(value == np.iinfo(np.int32).min, np.nan, value)
     return value

@@ -14,6 +14,7 @@ from trainwright.serve.http.infer_endpoint import InferenceEndpoint, Unsupported
 from trainwright.serve.http.infer_request import TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE, PrometheusMetrics
 from trainwright.serve.http.models import ModelRepository, NotFound, check_ready
+from trainwright.serve.http.openapi import describe_api
 from trainwright.serve.http.replies import json_of
 from trainwright.serve.service import Limits
 
@@ -43,8 +44,8 @@ Reply = tuple[bytes, bytes]
 class Application:
     """Finds what each request asks for, and answers it; belongs to the thread of the event loop."""
 
-    def __init__(self, models: ModelRepository, *, limits: Limits, page: str) -> None:
-        self.models, self._limits = models, limits
+    def __init__(self, models: ModelRepository, *, limits: Limits, page: str, token: bool) -> None:
+        self.models, self._limits, self._token = models, limits, token
         self.metrics = PrometheusMetrics()
         self.inference = InferenceEndpoint(limits=limits, metrics=self.metrics, fail=self.fail)
         self._page = page.encode(), b"content-type: text/html; charset=utf-8\r\n"
@@ -110,6 +111,8 @@ class Application:
                 return lambda: self._page
             case ["metrics"]:
                 return self._write_metrics
+            case ["openapi.json"]:
+                return self._write_api
             case ["v2"]:
                 return lambda: _as_json(_ABOUT)
             case ["v2", "health", "live"]:
@@ -162,6 +165,9 @@ class Application:
 
     def _write_metrics(self) -> Reply:
         return self.metrics.text(list(self.models)), f"content-type: {CONTENT_TYPE}\r\n".encode()
+
+    def _write_api(self) -> Reply:
+        return _as_json(describe_api(self.models, token=self._token))
 
     def _allow(self, exchange: HttpExchange, method: str) -> bool:
         """Refuse a request of another method, and say whether it is allowed."""

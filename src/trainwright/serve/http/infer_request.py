@@ -14,7 +14,7 @@ from trainwright.errors import RequestError, closest
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Datatype, TrailingBytes, datatype_of, read_values
 from trainwright.serve.service import Limits, Options, can_promise
 
-__all__ = ["INPUT", "INTERVAL", "SET", "InferRequest", "Signature", "TooLarge", "read_request"]
+__all__ = ["INPUT", "INTERVAL", "SET", "InferBody", "InferRequest", "Signature", "TooLarge", "read_request"]
 
 INPUT = "input"
 SET, INTERVAL = "prediction_set", "prediction_interval"
@@ -70,7 +70,7 @@ class _InferParameters(_Strict):
     deadline_ms: Annotated[float, Field(gt=0, le=86_400_000)] | None = None
 
 
-class _InferBody(_Strict):
+class InferBody(_Strict):
     """The JSON part of an inference request."""
 
     id: str | None = None
@@ -131,7 +131,7 @@ def read_request(
     """Return what a request asks for, or raise RequestError: which field, what it holds, what is allowed."""
     length = len(body) if header_length is None else _read_length(header_length, len(body))
     try:
-        content = _InferBody.model_validate_json(body[:length])
+        content = InferBody.model_validate_json(body[:length])
     except ValidationError as error:
         raise _request_error(error) from None
     # The values are read last: nothing is copied for a request that is refused.
@@ -180,7 +180,7 @@ def _request_error(error: ValidationError) -> RequestError:
     return RequestError(f"{where}: got {reprlib.repr(first['input'])}; allowed: {message}")
 
 
-def _select_outputs(content: _InferBody, signature: Signature) -> dict[str, bool] | None:
+def _select_outputs(content: InferBody, signature: Signature) -> dict[str, bool] | None:
     """Return which outputs are asked for by name, and whether in binary; None if none is."""
     if content.outputs is None:
         return None

@@ -185,7 +185,7 @@ class Server:
         page, policy = read_page()
         first = next(iter(models), None)
         page = page.replace("{{name}}", self._name if first is None else first.name)
-        application = Application(models, limits=self._limits, page=page)
+        application = Application(models, limits=self._limits, page=page, token=self.token is not None)
         rules = AccessRules(
             host=self._host,
             token=self.token,
