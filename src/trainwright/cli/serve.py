@@ -59,6 +59,7 @@ def run(
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     host: Annotated[str, typer.Option(help="Beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
+    grpc_port: Annotated[int | None, typer.Option(help="For the protocol over gRPC too.")] = None,
     token_file: TokenFile = None,
     name: Annotated[str, typer.Option(help="Of the ensemble in the addresses.")] = "ensemble",
     drain: Annotated[float, typer.Option(help="Seconds for admitted requests at the end.")] = 30.0,
@@ -86,9 +87,8 @@ def run(
 
     folders = ModelFolders(ensemble, start_service, name=name)
     # Replicas on Ray are not replaced while they answer.
-    server = Server(
-        start_service(ensemble) if engine == "ray" else folders, host=host, port=port, token=token, name=name
-    )
+    service = start_service(ensemble) if engine == "ray" else folders
+    server = Server(service, host=host, port=port, token=token, name=name, grpc_port=grpc_port)
     content = server.run(drain_seconds=drain, on_ready=show_address)
     _show_summary(content)
     return Result(content)

@@ -35,6 +35,7 @@ GIVES = {
     "onnx": "ensembles without factories, and members that are ONNX files",
     "ui": "the live page of a study",
     "serve": "the server of an ensemble and its client",
+    "grpc": "the server of an ensemble over gRPC too",
     "demo": "`make demo`: scikit-learn's images, a picture of the page",
 }
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[^]]*\])?\s*(?P<bounds>[^;]*)")

@@ -18,7 +18,7 @@ from trainwright.serve.http.openapi import describe_api
 from trainwright.serve.http.replies import json_of
 from trainwright.serve.service import Limits
 
-__all__ = ["OPEN_PATHS", "Application", "read_page"]
+__all__ = ["ABOUT", "OPEN_PATHS", "Application", "read_page", "status_of"]
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # probes have no token
 _STATUS: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
@@ -32,7 +32,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
     (TrainwrightError, 500),
 )
 _JSON = b"content-type: application/json\r\n"
-_ABOUT = {
+ABOUT = {
     "name": "trainwright",
     "version": trainwright.__version__,
     "extensions": ["binary_tensor_data", "model_configuration", "model_repository", "statistics"],
@@ -61,7 +61,7 @@ class Application:
 
     def fail(self, exchange: HttpExchange, error: BaseException) -> None:
         """Answer an error: the first status that fits it, and its sentence; of a defect only that there is one."""
-        status = next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
+        status = status_of(error)
         text = str(error) if isinstance(error, TrainwrightError) else "the server has a defect; see its log"
         headers = {}
         if isinstance(error, Overloaded):
@@ -114,7 +114,7 @@ class Application:
             case ["openapi.json"]:
                 return self._write_api
             case ["v2"]:
-                return lambda: _as_json(_ABOUT)
+                return lambda: _as_json(ABOUT)
             case ["v2", "health", "live"]:
                 return lambda: _as_json({"live": True})
             case ["v2", "health", "ready"]:
@@ -134,7 +134,7 @@ class Application:
     def _describe_model(self, name: str, version: str | None, what: str) -> Reply:
         model = self.models.find(name, version)
         if what == "ready":
-            self._check_draining()
+            self.check_draining()
             check_ready(model)
             return _as_json({"ready": True})
         if what == "config":
@@ -145,7 +145,7 @@ class Application:
 
     async def _change_model(self, exchange: HttpExchange, name: str, action: str) -> None:
         try:
-            self._check_draining()
+            self.check_draining()
             if action == "load":
                 await self.models.load(name)
             else:
@@ -154,14 +154,19 @@ class Application:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
             self.fail(exchange, error)
 
-    def _write_ready(self) -> Reply:
-        self._check_draining()
+    def check_ready(self) -> None:
+        """Raise NotReady unless all models admit requests."""
+        self.check_draining()
         self.models.ready()
-        return _as_json({"ready": True})
 
-    def _check_draining(self) -> None:
+    def check_draining(self) -> None:
+        """Raise NotReady once the server ends."""
         if self.inference.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=1.0)
+
+    def _write_ready(self) -> Reply:
+        self.check_ready()
+        return _as_json({"ready": True})
 
     def _write_metrics(self) -> Reply:
         return self.metrics.text(list(self.models)), f"content-type: {CONTENT_TYPE}\r\n".encode()
@@ -183,6 +188,11 @@ class Application:
     def _count(self, exchange: HttpExchange, status: int) -> None:
         kind = "infer" if exchange.target.partition(b"?")[0].endswith(b"/infer") else "other"
         self.metrics.requests[kind, status] += 1
+
+
+def status_of(error: BaseException) -> int:
+    """Return the status of HTTP that says what an error is."""
+    return next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
 
 
 def _as_json(content: object) -> Reply:

@@ -13,7 +13,7 @@ from trainwright.serve.http.infer_request import INTERVAL, SET, InferRequest, To
 from trainwright.serve.http.tensors import HEADER_LENGTH, encode_tensor
 from trainwright.serve.service import Response
 
-__all__ = ["compress_reply", "inflate_body", "json_of", "write_reply"]
+__all__ = ["compress_reply", "describe_reply", "inflate_body", "json_of", "write_reply"]
 
 _DEGRADED = "X-Trainwright-Degraded"
 _BINARY, _JSON = b"content-type: application/octet-stream\r\n", b"content-type: application/json\r\n"
@@ -21,10 +21,10 @@ _LEAST_COMPRESSED = 256  # bytes: smaller replies do not become shorter
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-def write_reply(
+def describe_reply(
     answer: Response, request: InferRequest, *, name: str, version: str, threshold: float | None
-) -> tuple[bytes, bytes]:
-    """Return body and headers of the reply to a request."""
+) -> tuple[dict[str, Any], list[bytes]]:
+    """Return the JSON part of the reply to a request, and the tensors that are bytes behind it."""
     outputs, behind = [], []
     for output, values in _list_outputs(answer, threshold):
         if request.outputs is None or output in request.outputs:
@@ -46,7 +46,15 @@ def write_reply(
     reply: dict[str, Any] = {"model_name": name, "model_version": version}
     if request.id is not None:
         reply["id"] = request.id
-    head = json_of({**reply, "parameters": parameters, "outputs": outputs})
+    return {**reply, "parameters": parameters, "outputs": outputs}, behind
+
+
+def write_reply(
+    answer: Response, request: InferRequest, *, name: str, version: str, threshold: float | None
+) -> tuple[bytes, bytes]:
+    """Return body and headers of the reply to a request."""
+    content, behind = describe_reply(answer, request, name=name, version=version, threshold=threshold)
+    head = json_of(content)
     degraded = ""
     if answer.missing:
         degraded = f"{_DEGRADED}: {','.join(map(str, answer.missing))}\r\n"

@@ -17,6 +17,7 @@ from trainwright.serve.service import Limits, Service
 if TYPE_CHECKING:
     import socket
 
+    from trainwright.serve.grpc.grpc_server import GrpcServer
     from trainwright.serve.http.app import Application
     from trainwright.serve.http.models import ModelRepository
 
@@ -30,7 +31,8 @@ class Server:
 
     In place of a service it takes the folders of several models.
     It listens on loopback unless told otherwise; elsewhere every request needs `token`, which is made if none is
-    given. `port` 0 takes any that is free. `name` is the ensemble's in the endpoints.
+    given. `port` 0 takes any that is free. `name` is the ensemble's in the endpoints. With `grpc_port` the protocol is
+    answered over gRPC too.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Server:
         token: str | None = None,
         name: str = "ensemble",
         limits: Limits | None = None,
+        grpc_port: int | None = None,
     ) -> None:
         if not name or not name.isprintable() or set(name) & set("/?#%<>&\"'"):
             raise ServeConfigError(
@@ -51,6 +54,7 @@ class Server:
         self._limits = Limits() if limits is None else limits
         # Whoever reaches the address may ask, so beyond loopback there is always a token.
         self.token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else token
+        self.grpc_port = grpc_port  # after `start` the one that was free
         self._models: ModelRepository | None = None
         self._application: Application | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -197,10 +201,16 @@ class Server:
             application, rules=rules, most=self._limits.connections, body_seconds=self._limits.body_seconds
         )
         listening = await self._loop.create_server(connections.make_connection, sock=listener, backlog=1024)
+        rpc = None
+        if self.grpc_port is not None:
+            rpc = _make_grpc(application, rules, self._limits)
+            self.grpc_port = await rpc.start(self._host, self.grpc_port)
         self._application = application
         self._started.set()
         await self._ending.wait()
         listening.close()
+        if rpc is not None:
+            await rpc.stop(self._grace_seconds)
         await connections.close(self._grace_seconds)
 
 
@@ -217,6 +227,14 @@ def _start_services(service: Service | ModelFolders, name: str) -> Mapping[str, 
             running.drain(0.0)
         raise
     return found
+
+
+def _make_grpc(application: "Application", rules: AccessRules, limits: Limits) -> "GrpcServer":
+    try:
+        from trainwright.serve.grpc.grpc_server import GrpcServer
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("a gRPC server", str(error.name), "grpc") from error
+    return GrpcServer(application, rules=rules, limits=limits)
 
 
 def _make_runner() -> "asyncio.Runner":

@@ -1,0 +1,189 @@
+"""The protocol over gRPC: the same models, checks and sentences as over HTTP, on a port of its own.
+
+A request becomes the one that HTTP would have brought, with tensors in binary, so that both are read by one function.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from trainwright.errors import NotReady, RequestError, TrainwrightError
+from trainwright.http_security import AccessRules
+from trainwright.serve.grpc.messages import find_message, list_methods
+from trainwright.serve.http.app import ABOUT, Application, status_of
+from trainwright.serve.http.infer_request import read_request
+from trainwright.serve.http.models import check_ready
+from trainwright.serve.http.replies import describe_reply, json_of
+from trainwright.serve.http.tensors import SIZE
+from trainwright.serve.service import Limits
+
+__all__ = ["GrpcServer"]
+
+_SERVICE = "inference.GRPCInferenceService"
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class GrpcServer:
+    """Answers the protocol's methods from the event loop of the HTTP server, whose application it shares."""
+
+    def __init__(self, application: Application, *, rules: AccessRules, limits: Limits) -> None:
+        self._application, self._rules, self._limits = application, rules, limits
+        sizes = [(f"grpc.max_{way}_message_length", limits.body_bytes) for way in ("receive", "send")]
+        self._server = grpc.aio.server(options=[*sizes, ("grpc.so_reuseport", 0)])
+        answers = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(name, answers[name], find_message(response)),
+                request_deserializer=find_message(request).FromString,
+                response_serializer=find_message(response).SerializeToString,
+            )
+            for name, (request, response) in list_methods().items()
+        }
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, handlers)])
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port."""
+        found: int = self._server.add_insecure_port(f"{host}:{port}")
+        await self._server.start()
+        return found
+
+    async def stop(self, seconds: float) -> None:
+        """Close, after pending replies or so many seconds."""
+        await self._server.stop(seconds)
+
+    def _guarded(
+        self, name: str, answer: Callable[[Any], Awaitable[dict[str, Any]]], response: Any
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Return what answers a method: after the token, the answer, or the status and the sentence of an error."""
+
+        async def answered(request: Any, context: Any) -> Any:
+            status, text = 200, ""
+            try:
+                self._check_token(name, context)
+                return response(**await answer(request))
+            except _Refused as refusal:
+                status, text = refusal.args
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
+                status = status_of(error)
+                text = str(error) if isinstance(error, TrainwrightError) else "the server has a defect; see its log"
+            finally:
+                self._application.metrics.requests["grpc", status] += 1
+            return await context.abort(_CODES.get(status, grpc.StatusCode.INTERNAL), text)
+
+        return answered
+
+    def _check_token(self, name: str, context: Any) -> None:
+        """Refuse a call without the token, by the rules of HTTP: a probe needs none."""
+        path = {"ServerLive": "/v2/health/live", "ServerReady": "/v2/health/ready"}.get(name, f"/{_SERVICE}/{name}")
+        given = [
+            (b"authorization", value.encode()) for key, value in context.invocation_metadata() if key == "authorization"
+        ]
+        # No browser speaks gRPC, so there is no host or origin to check.
+        refused = self._rules.refuse_request(
+            {"method": "POST", "path": path, "headers": [(b"host", b"127.0.0.1"), *given]}
+        )
+        if refused is not None:
+            raise _Refused(refused[0], "a token is needed: give it as metadata, authorization: Bearer TOKEN")
+
+    async def _server_live(self, _request: Any) -> dict[str, Any]:
+        return {"live": True}
+
+    async def _server_ready(self, _request: Any) -> dict[str, Any]:
+        try:
+            self._application.check_ready()
+        except NotReady:
+            return {"ready": False}
+        return {"ready": True}
+
+    async def _model_ready(self, request: Any) -> dict[str, Any]:
+        try:
+            check_ready(self._application.models.find(request.name, request.version or None))
+        except NotReady:
+            return {"ready": False}
+        return {"ready": True}
+
+    async def _server_metadata(self, _request: Any) -> dict[str, Any]:
+        return dict(ABOUT)
+
+    async def _model_metadata(self, request: Any) -> dict[str, Any]:
+        models = self._application.models
+        found = models.find(request.name, request.version or None).metadata()
+        return {**found, "versions": models.versions_of(request.name)}
+
+    async def _model_infer(self, request: Any) -> dict[str, Any]:
+        application = self._application
+        application.check_draining()
+        model = application.models.find(request.model_name, request.model_version or None)
+        head = json_of(_head_of(request))
+        asked = read_request(
+            b"".join([head, *request.raw_input_contents]), str(len(head)), model.signature, self._limits
+        )
+        future = model.service.submit(asked.x, asked.options)
+        # The model stays until its reply, even if another takes its name; a caller who leaves cancels the request.
+        model.leases += 1
+        try:
+            answer = await asyncio.wrap_future(future)
+        finally:
+            model.leases -= 1
+        reply, tensors = describe_reply(
+            answer, asked, name=model.name, version=model.version, threshold=model.service.ensemble.threshold
+        )
+        outputs = [{key: tensor[key] for key in ("name", "datatype", "shape")} for tensor in reply["outputs"]]
+        parameters = {key: _parameter_of(value) for key, value in reply["parameters"].items()}
+        return {**reply, "parameters": parameters, "outputs": outputs, "raw_output_contents": tensors}
+
+
+class _Refused(Exception):
+    """A status of HTTP and a sentence."""
+
+
+def _head_of(request: Any) -> dict[str, Any]:
+    """Return the JSON part of the same request over HTTP, with every output in binary."""
+    inputs = []
+    for place, tensor in enumerate(request.inputs):
+        one = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        one["parameters"] = _values_of(tensor.parameters)
+        if request.raw_input_contents:
+            if place >= len(request.raw_input_contents):
+                raise RequestError(f"raw_input_contents: got {place}; allowed: one for each input, or none")
+            one["parameters"][SIZE] = len(request.raw_input_contents[place])
+        else:
+            one["data"] = [value for _, values in tensor.contents.ListFields() for value in values]
+        inputs.append(one)
+    head = {"inputs": inputs, "parameters": {**_values_of(request.parameters), "binary_data_output": True}}
+    if request.outputs:
+        head["outputs"] = [
+            {"name": one.name, "parameters": {**_values_of(one.parameters), "binary_data": True}}
+            for one in request.outputs
+        ]
+    return {**head, "id": request.id} if request.id else head
+
+
+def _values_of(parameters: Any) -> dict[str, Any]:
+    return {
+        name: getattr(one, one.WhichOneof("parameter_choice") or "string_param") for name, one in parameters.items()
+    }
+
+
+def _parameter_of(value: object) -> Any:
+    """Return a parameter of a reply; what is no single value is told as JSON."""
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    kind = kinds.get(type(value))
+    return find_message("InferParameter")(**({kind: value} if kind else {"string_param": json_of(value).decode()}))
