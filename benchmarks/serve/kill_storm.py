@@ -2,10 +2,12 @@
 
 Members are a few lines of numpy, so that a process is there again in a fraction of a second; all else is the real
 thing. Every row has its own answer. An answer is wrong if a row differs by more than 1e-9, lost if none came within a
-minute; each must be of all members, once. It lasts 2,000 kills or `seconds`, whichever comes first; the count is said.
+minute; each must be of all members, once. It lasts `seconds`, or until there are 2,000 kills; with `--results FILE`
+the file's earlier ones count too, so that a storm may be run in pieces.
 """
 
 import argparse
+import json
 import os
 import signal
 import tempfile
@@ -38,6 +40,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     seconds = 5.0 if options.quick else options.seconds
     [group, *_] = [device for device in found_devices() if device.kind == "cpu"]
     settings = DeploymentSettings(backoff_seconds=0.0, failures=10**6, queue_rows=20_000)
+    before = Counter() if options.quick else _read_earlier(options.results)
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         found = ensemble(Path(folder), [{"width": 1, "depth": 1}] * 2)
@@ -64,31 +67,36 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ]
             for client in clients:
                 client.start()
-            draws, killed = np.random.default_rng(options.seed), set[int]()
-            while len(killed) < _KILLS and time.monotonic() < begun + seconds:
+            draws, killed = np.random.default_rng([options.seed, before["kills"]]), set[int]()
+            while before["kills"] + len(killed) < _KILLS and time.monotonic() < begun + seconds:
                 killed |= _kill_one(service, draws, killed)
                 time.sleep(float(draws.random()) * 0.1)
             over.set()
             for client in clients:
                 client.join()
             lasted, state = time.monotonic() - begun, service.state()
-    told = {
-        "kills": len(killed),
-        **counts,
-        **{name: state[name] for name in ("restarts", "duplicates", "stale", "slots_used", "open")},
-    }
+    counts.update({name: state[name] for name in ("restarts", "duplicates", "stale", "slots_used", "open")})
+    counts.update(before, kills=len(killed), pieces=1, seconds=round(lasted))
+    told = dict(counts)
     progress(f"storm: {told}, {lasted:.0f} s")
     print(table(["of a storm of kills", "count"], [[name, told[name]] for name in sorted(told)]))
     return {
         "summary": {
-            "storm_kills": len(killed),
-            "storm_seconds": round(lasted),
+            "storm_kills": counts["kills"],
+            "storm_seconds": counts["seconds"],
             "storm_requests": counts["right"],
-            "storm_not_once": counts["wrong"] + counts["lost"] + counts["degraded"] + state["duplicates"],
+            "storm_not_once": sum(counts[name] for name in ("wrong", "lost", "degraded", "duplicates")),
         },
         "counts": told,
         "workers": len(plan.instances),
     }
+
+
+def _read_earlier(file: Path | None) -> Counter[str]:
+    """Return the counts of the pieces that a file of results holds."""
+    if file is None or not file.exists():
+        return Counter()
+    return Counter(json.loads(file.read_text())["parts"].get("kill_storm", {}).get("counts", {}))
 
 
 def _kill_one(service: Any, draws: np.random.Generator, killed: set[int]) -> set[int]:

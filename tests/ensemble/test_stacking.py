@@ -36,12 +36,12 @@ def test_chosen_where_it_helps():
     draws = np.random.default_rng(3)
     truth = draws.normal(size=(300, 1))
     equal = [truth + draws.normal(size=truth.shape) for _ in range(3)]
-    assert choose_rule(equal, [1 / 3] * 3, truth + 3 * draws.normal(size=truth.shape), "values").name == "weighted"
+    assert choose_rule(equal, truth + 3 * draws.normal(size=truth.shape), "values").name == "weighted"
     noisy = [equal[0], 5 * draws.normal(size=truth.shape)]
-    assert choose_rule(noisy, [0.5, 0.5], truth, "values").name == "linear"
-    assert choose_rule(equal[:1], [1.0], truth, "values").name == "weighted"
+    assert choose_rule(noisy, truth, "values").name == "linear"
+    assert choose_rule(equal[:1], truth, "values").name == "weighted"
     moments = np.stack([equal[0], np.ones_like(truth)], axis=-1)
-    assert choose_rule([moments, moments], [0.5, 0.5], truth, "moments").name == "mixture"
+    assert choose_rule([moments, moments], truth, "moments").name == "mixture"
 
 
 def test_auto_in_settings(study):

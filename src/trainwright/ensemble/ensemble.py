@@ -115,7 +115,7 @@ class Ensemble:
         """
         if rule == "auto":
             targets = self.members[0].targets(split)
-            rule = choose_rule(list(self.member_predictions(split)), self.weights, targets, self.output)
+            rule = choose_rule(list(self.member_predictions(split)), targets, self.output)
         rule = make_rule(rule, self.output)
         if type(rule).fit is not CombinationRule.fit and rule == find_rule(rule.name):  # not fitted yet
             rule = rule.fit(list(self.member_predictions(split)), self.members[0].targets(split))

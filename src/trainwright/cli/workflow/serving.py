@@ -197,4 +197,6 @@ class DeploymentStage(DeploymentSettings, label=""):
 
 def show_address(server: Server) -> None:
     """Print where a server listens, with the token if it asks for one."""
+    if server.grpc_port is not None:
+        print(f"gRPC: port {server.grpc_port}")
     print(f"ready: {server.url}/?token={server.token}" if server.token else f"ready: {server.url}", flush=True)

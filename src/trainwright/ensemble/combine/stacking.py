@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from trainwright.ensemble.combine.rules import CombinationRule, WeightedMean, combine, default_rule
-from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
+from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, Metric, default_metric
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
 
@@ -19,6 +19,8 @@ __all__ = ["LinearStacking", "Stacking", "choose_rule"]
 
 _STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # of the pull to equal weights
 _FOLDS = 5
+_FEWEST_ROWS = 100  # that can say that a head helps
+_ADDITIONS = 50  # of greedy selection
 
 
 @dataclass(frozen=True)
@@ -116,21 +118,40 @@ class LinearStacking(Stacking):
         return self._of(np.concatenate([factors, centre * (1 - factors.sum()) + scale * head[count:]]), count)
 
 
-def choose_rule(predictions: Sequence[Array], weights: Sequence[float], targets: Array, output: str) -> CombinationRule:
-    """Return the default rule, or a fitted head that loses less by over one standard error on rows left out of it."""
+def choose_rule(predictions: Sequence[Array], targets: Array, output: str) -> CombinationRule:
+    """Return the default rule, or a fitted head that loses less by over one standard error on rows left out of it.
+
+    The plain pool is weighted anew without those rows too. The weights that selection gave it have seen them: compared
+    with these no head would ever seem to help.
+    """
     plain = default_rule(output)
     learner = {"classes": Stacking(), "values": LinearStacking()}.get(output)
-    if learner is None or len(predictions) == 1 or len(targets) < 4 * _FOLDS:
+    if learner is None or len(predictions) == 1 or len(targets) < _FEWEST_ROWS:
         return plain
     stacked, fold = np.stack(predictions).astype(np.float64), _draw_folds(len(targets))
     metric = METRICS[default_metric(output)]
-    gains = metric.row_losses(combine(plain, stacked, weights), targets)
+    gains = np.zeros(len(targets))
     for one in range(_FOLDS):
         held, rest = fold == one, fold != one
+        weights = _weigh_members(stacked[:, rest], targets[rest], metric)
         head = learner.fit(list(stacked[:, rest]), targets[rest])
+        gains[held] = metric.row_losses(combine(plain, stacked[:, held], weights), targets[held])
         gains[held] -= metric.row_losses(combine(head, stacked[:, held], weights), targets[held])
     error = gains.std(ddof=1) / np.sqrt(len(gains))
     return learner.fit(predictions, targets) if gains.mean() > error else plain
+
+
+def _weigh_members(predictions: Array, targets: Array, metric: Metric) -> list[float]:
+    """Return the weights of greedy selection with replacement among members [K, N, C], as selection gives them."""
+    counts, best = np.zeros(len(predictions)), (np.inf, np.zeros(len(predictions)))
+    total = np.zeros_like(predictions[0])
+    for step in range(1, _ADDITIONS + 1):
+        losses = [metric.row_losses((total + one) / step, targets).mean() for one in predictions]
+        least = int(np.argmin(losses))
+        total, counts[least] = total + predictions[least], counts[least] + 1
+        if losses[least] < best[0]:
+            best = losses[least], counts / step
+    return [float(weight) for weight in best[1]]
 
 
 def _draw_folds(rows: int) -> Array:
