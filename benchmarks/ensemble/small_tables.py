@@ -1,18 +1,28 @@
-"""Networks and boosted trees in one study, on small tables: the ensemble beside what is simpler, by test log loss.
+"""Networks, trees, forests and linear models in one study, on small tables, beside AutoGluon, by test log loss.
 
-    python benchmarks/ensemble/small_tables.py --seeds 2 --json
+    python benchmarks/ensemble/small_tables.py --data FOLDER --autogluon VENV/bin/python --results FILE --json
 
-Per table and seed a random search of `examples/projects/tabular/networks_and_trees.py`, every training row predicted
-out of fold (three folds); half of the rows judge. `trees` is scikit-learn's HistGradientBoostingClassifier as it comes,
-on all training rows; `single best` the one model of least out-of-fold loss, `caruana` greedy selection without limits,
-`ours` that of at most eight members, and `auto` the same with a linear head where it helps out of fold. AutoGluon is
-not run here.
+FOLDER is where R's packages are unpacked (see `tables_data.py`); without it, and without AutoGluon's Python, what needs
+them is left out. Per table and seed AutoGluon's `best_quality` is given `--seconds` on one processor, then ours the
+processor time that it took, for everything: a search of `examples/projects/tabular/networks_and_trees.py` with the
+default searcher, every training row predicted out of fold (eight folds), models measured and left, the ensemble chosen.
+
+`single best` is the one model of least out-of-fold loss, `caruana` greedy selection without limits, `ours` what
+`EnsembleSettings` choose: eight members at most, with a linear head where it helps out of fold. Under a budget of so
+many times the single best model's seconds a row, ours is compared with the best prefix of Caruana's that fits.
+Rows that FILE has are kept, so that tables may be run one by one (`--tables`).
 """
 
 import argparse
+import csv
+import json
+import math
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,107 +36,209 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples/projects/tabular"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks.ensemble.datasets import Missing
+from benchmarks.ensemble.tables_data import TABLES, Table, load_table
 
 __all__ = ["main"]
 
 Array = npt.NDArray[Any]
-TABLES = ("breast cancer", "wine", "digits", "classification", "moons", "quantiles")
-FOLDS = 3
+FOLDS = 8
+_BUDGETS = (1.0, 2.0, 4.0, 8.0)
+_METHODS = ("single best", "caruana", "ours", "autogluon")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--tables", default=",".join(TABLES), help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--seeds", default="0", help="such as 0,1")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that AutoGluon gets, or ours without it")
+    parser.add_argument("--data", type=Path, default=Path(), help="where packages of R data are unpacked")
+    parser.add_argument("--autogluon", type=Path, help="a Python that has it")
+    parser.add_argument("--kept", type=Path, help="a folder that keeps what AutoGluon came to")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    rows = []
-    for name in TABLES:
-        for seed in range(arguments.seeds):
+    rows = [] if arguments.results is None or not arguments.results.exists() else _kept_rows(arguments.results)
+    for name in arguments.tables.split(","):
+        for seed in map(int, arguments.seeds.split(",")):
+            if any((row["table"], row["seed"]) == (name, seed) for row in rows):
+                continue
             progress(f"{name}, seed {seed}")
-            rows.append({"table": name, "seed": seed, **_compare(name, seed, arguments.trials)})
-    methods = [key for key in rows[0] if key not in ("table", "seed", "members", "kinds")]
-    summary = {
-        name: {method: statistics.mean(row[method] for row in rows if row["table"] == name) for method in methods}
-        for name in TABLES
-    }
-    header = ["table", *methods]
-    cells = [[name, *(f"{one[method]:.3f}" for method in methods)] for name, one in summary.items()]
-    print(table(header, cells))
+            try:
+                data = load_table(name, arguments.data, seed)
+            except Missing as missing:
+                progress(str(missing))
+                continue
+            rows.append({"table": name, "seed": seed, **_compare(data, f"{name}-{seed}", seed, arguments)})
     result = {
         "benchmark": "ensemble_small_tables",
-        "summary": summary,
-        "settings": {"seeds": arguments.seeds, "trials": arguments.trials, "folds": FOLDS},
+        **_summarise(rows),
+        "settings": {"seconds": arguments.seconds, "folds": FOLDS},
         "rows": rows,
-        "table": {"header": header, "rows": cells},
         "environment": environment(),
     }
+    print(table(**result["table"]))
     finish(result, arguments)
     return result
 
 
-def _compare(name: str, seed: int, trials: int) -> dict[str, Any]:
+def _kept_rows(file: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    return [row for row in found if "ours" in row and "budgets" in row]
+
+
+def _compare(data: Table, title: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    peer = None
+    if arguments.autogluon is not None:
+        peer = _run_autogluon(data, title, arguments)
+    budget = arguments.seconds if peer is None else peer["processor_seconds"]
+    ours = _run_ours(data, seed, budget)
+    return {**ours, "autogluon": None if peer is None else peer["log_loss"], "autogluon_details": peer}
+
+
+def _run_ours(data: Table, seed: int, budget: float) -> dict[str, Any]:
+    """Search until the processor time is used up, then choose."""
     from networks_and_trees import SPACE, build
-    from sklearn.ensemble import HistGradientBoostingClassifier
 
     import trainwright as tw
 
-    x, y = _load(name, seed)
-    order = np.random.default_rng(seed).permutation(len(y))
-    train, test = order[: len(y) // 2], order[len(y) // 2 :]
+    x, y = data.numbers(), data.y
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        longest = 0.0
 
-    def run(trial: tw.Trial) -> float:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        def run(trial: tw.Trial) -> float:
             fitted = tw.ensemble.out_of_fold(
-                lambda rows, labels: build(trial.params).fit(rows, labels), x[train], y[train], folds=FOLDS
+                lambda rows, labels: build(trial.params).fit(rows, labels), x[data.train], y[data.train], folds=FOLDS
             )
-            predictions = {"selection": fitted.predictions, "test": fitted(x[test])}
-        tw.ensemble.leave(trial, predictions=predictions, targets={"selection": y[train], "test": y[test]})
-        return _log_loss(fitted.predictions, y[train])
+            predictions = {"selection": fitted.predictions, "test": fitted(x[data.test])}
+            targets = {"selection": y[data.train], "test": y[data.test]}
+            tw.ensemble.leave(trial, fitted, predictions=predictions, targets=targets, sample=x[data.train])
+            return _log_loss(fitted.predictions, y[data.train])
 
-    with tempfile.TemporaryDirectory() as folder:
         study = tw.Study(SPACE, objectives="min log_loss", directory=folder, seed=seed)
-        study.run(run, trials=trials, searcher=tw.RandomSearcher(), engine=tw.Local(workers=0), progress=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            front = tw.Library.open(folder).select(tw.BudgetedGreedy(max_members=8))
-            ours = front.pick()
-            found = {
-                "single best": front.single_best.score("test", "log_loss"),
-                "caruana": front.ensemble(front.baselines["caruana"]).score("test", "log_loss"),
-                "ours": ours.score("test", "log_loss"),
-                "auto": ours.with_rule("auto").score("test", "log_loss"),
-            }
-        kinds = [str(member.params["kind"]) for member in ours.members]
-    trees = HistGradientBoostingClassifier().fit(x[train], y[train]).predict_proba(x[test])
-    return {"trees": _log_loss(trees, y[test]), **found, "members": len(kinds), "kinds": kinds}
+        # A trial that would end after the budget is not begun; the longest so far says which would.
+        while not study.trials or time.process_time() - began + longest < budget:
+            before = time.process_time()
+            study.run(run, trials=len(study.trials) + 1, engine=tw.Local(workers=0), progress=False)
+            longest = max(longest, time.process_time() - before)
+        library = tw.Library.open(folder)
+        chosen = tw.ensemble.EnsembleSettings().choose(library)
+        spent = time.process_time() - began
+        front = chosen.front
+        caruana = front.ensemble(front.baselines["caruana"])
+        return {
+            "single best": front.single_best.score("test", "log_loss"),
+            "caruana": caruana.score("test", "log_loss"),
+            "ours": chosen.ensemble.score("test", "log_loss"),
+            "rule": chosen.ensemble.rule.name,
+            "kinds": [str(member.params["kind"]) for member in chosen.ensemble.members],
+            "trials": len(study.trials),
+            "processor_seconds": spent,
+            "seconds_per_row": chosen.ensemble.cost_seconds,
+            "budgets": _compare_budgets(front),
+        }
+
+
+def _compare_budgets(front: Any) -> dict[str, dict[str, float]]:
+    """Return test log losses under budgets: what selection finds, and Caruana's best prefix that fits."""
+    import trainwright as tw
+    from trainwright.ensemble.selection.candidates import make_scorer
+    from trainwright.ensemble.selection.front import make_point
+
+    candidates = front.candidates
+    steps = tw.BudgetedGreedy(max_members=50).run(candidates, make_scorer(candidates, front.scored_by)).steps
+    picks = [step.index for step in steps]
+    prefixes = [make_point(candidates, tuple(picks[: n + 1]), step.loss) for n, step in enumerate(steps)]
+    single = front.single_best.cost_seconds
+    found = {}
+    for factor in _BUDGETS:
+        limit = factor * single
+        fitting = [point for point in prefixes if (point.seconds_per_row or 0.0) <= limit * (1 + 1e-9)]
+        ours = front.pick(max_seconds=limit * (1 + 1e-9))
+        theirs = front.ensemble(min(fitting, key=lambda point: point.loss)) if fitting else front.single_best
+        found[f"{factor:g}"] = {
+            "ours": ours.score("test", "log_loss"),
+            "caruana": theirs.score("test", "log_loss"),
+            "selection_behind": ours.score("selection", "log_loss") - theirs.score("selection", "log_loss"),
+        }
+    return found
+
+
+def _run_autogluon(data: Table, title: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what AutoGluon came to, from the folder that keeps it or by running it now."""
+    kept = None if arguments.kept is None else arguments.kept / f"{title}.json"
+    if kept is not None and kept.exists():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    with tempfile.TemporaryDirectory() as folder:
+        for name, rows in (("train", data.train), ("test", data.test)):
+            with (Path(folder) / f"{name}.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow([*data.columns, "class"])
+                columns = [*data.columns.values(), data.y]
+                for row in rows:
+                    values = (column[row] for column in columns)
+                    # What is missing is an empty cell, as its reader expects.
+                    writer.writerow(
+                        ["" if isinstance(value, float) and math.isnan(value) else value for value in values]
+                    )
+        script = Path(__file__).parent / "_autogluon.py"
+        command = [str(arguments.autogluon), str(script), folder, str(arguments.seconds)]
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+        found = json.loads((Path(folder) / "autogluon.json").read_text())
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found))
+    return found
+
+
+def _summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return summary and table: per table the means over seeds, and over tables the geometric mean of ratios."""
+    names = list(dict.fromkeys(row["table"] for row in rows))
+    compared = [row for row in rows if row["autogluon"] is not None]
+
+    def ratio(of: str, to: str, among: list[dict[str, Any]]) -> float | None:
+        logs = [math.log(row[of] / row[to]) for row in among]
+        return math.exp(statistics.mean(logs)) if logs else None
+
+    cells = []
+    for name in names:
+        among = [row for row in rows if row["table"] == name]
+        means = {
+            method: statistics.mean(row[method] for row in among)
+            for method in _METHODS
+            if all(row[method] is not None for row in among)
+        }
+        to_peer = ratio("ours", "autogluon", [row for row in among if row["autogluon"] is not None])
+        figures = [f"{means[method]:.4f}" if method in means else "-" for method in _METHODS]
+        cells.append([name, *figures, "-" if to_peer is None else f"{to_peer:.3f}"])
+    budgets = [one for row in rows for one in row["budgets"].values()]
+    summary = {
+        "tables": len(names),
+        "runs": len(rows),
+        "ours_over_autogluon": ratio("ours", "autogluon", compared),
+        "ours_ahead_of_autogluon": sum(row["ours"] < row["autogluon"] for row in compared),
+        "ours_over_caruana": ratio("ours", "caruana", rows),
+        "ours_over_single_best": ratio("ours", "single best", rows),
+        "seconds_per_row_over_autogluon": statistics.median(
+            row["seconds_per_row"] / row["autogluon_details"]["seconds_per_row"] for row in compared
+        )
+        if compared
+        else None,
+        "budgets_mean_log_ratio_to_caruana": statistics.mean(math.log(one["ours"] / one["caruana"]) for one in budgets),
+        "budgets_behind_on_selection": sum(one["selection_behind"] > 1e-6 for one in budgets),
+        "budgets_compared": len(budgets),
+    }
+    overall = [ratio(method, "autogluon", compared) for method in _METHODS]
+    geometric = ["-" if one is None else f"{one:.3f}" for one in overall]
+    cells.append(["ratio to AutoGluon, geometric mean", *geometric, geometric[_METHODS.index("ours")]])
+    return {"summary": summary, "table": {"header": ["table", *_METHODS, "ours / AutoGluon"], "rows": cells}}
 
 
 def _log_loss(predictions: Array, labels: Array) -> float:
     return float(-np.log(predictions[np.arange(len(labels)), labels].clip(1e-7)).mean())
-
-
-def _load(name: str, seed: int) -> tuple[Array, Array]:
-    from sklearn import datasets
-
-    bundled = {
-        "breast cancer": datasets.load_breast_cancer,
-        "wine": datasets.load_wine,
-        "digits": datasets.load_digits,
-    }
-    if name in bundled:
-        x, y = bundled[name](return_X_y=True)
-        kept = np.random.default_rng(0).permutation(len(y))[:800]
-        x, y = x[kept], y[kept]
-    elif name == "classification":
-        x, y = datasets.make_classification(800, 20, n_informative=6, n_classes=3, flip_y=0.1, random_state=seed)
-    elif name == "moons":
-        x, y = datasets.make_moons(800, noise=0.35, random_state=seed)
-    else:
-        x, y = datasets.make_gaussian_quantiles(n_samples=800, n_features=8, n_classes=3, random_state=seed)
-    return x.astype(np.float32), y.astype(np.int64)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ pytest.importorskip("httptools")
 
 from http_for_tests import HTTP, INFER, Scripted, ensemble
 
+from trainwright.serve.http.infer_request import InferBody
 from trainwright.serve.http.server import Server
 
 TOKEN = "a-token-of-this-test"  # noqa: S105 - of a server on loopback
@@ -43,7 +44,7 @@ def test_every_path_of_the_document_answers(server):
 
 
 def test_the_example_of_an_inference_is_answered(found, server):
-    body = document(server)["paths"]["/v2/models/{model}/infer"]["post"]["requestBody"]["content"]["application/json"]
+    body = document(server)["components"]["requestBodies"]["Infer"]["content"]["application/json"]
     example = body["examples"]["ensemble"]["value"]
     reply = HTTP.post(server.url + INFER, json=example).json()
     assert example["inputs"][0]["shape"] == [1, *found.members[0].input_shape]
@@ -53,10 +54,20 @@ def test_the_example_of_an_inference_is_answered(found, server):
 
 def test_a_token_is_in_the_document(found):
     with Scripted(found) as service, Server(service, port=0, token=TOKEN) as running:
-        paths = document(running, authorization=f"Bearer {TOKEN}")["paths"]
-        asking = {path for path, operations in paths.items() if "security" in next(iter(operations.values()))}
+        told = document(running, authorization=f"Bearer {TOKEN}")
+        open_to_all = {
+            path for path, operations in told["paths"].items() if operations.get("get", {}).get("security") == []
+        }
         assert HTTP.get(running.url + "/openapi.json").status_code == 401
-        assert paths.keys() - asking == {"/v2/health/live", "/v2/health/ready"}
+        assert told["security"] == [{"token": []}]
+        assert open_to_all == {"/v2/health/live", "/v2/health/ready"}
+
+
+def test_the_schema_of_a_request_is_what_reads_it(server):
+    parts = document(server)["components"]["schemas"]
+    made = InferBody.model_json_schema(ref_template="#/components/schemas/{model}")
+    for name, schema in {**made.pop("$defs"), "InferBody": made}.items():
+        assert parts[name] == schema, name
 
 
 @pytest.mark.slow

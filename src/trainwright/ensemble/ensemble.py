@@ -82,6 +82,10 @@ class Ensemble:
         """Return the uncertainty of the members' weighted mixture for a batch x [N, ...], before calibration."""
         return decompose_uncertainty(self._member_outputs(x, batch_rows, device), self.weights, self.output)
 
+    def ood_score(self, x: "Array | torch.Tensor", score: str = "epistemic", *, device: str = "cpu") -> Array:
+        """Return for a batch x [N, ...] how unlike the training data each row is; see `Uncertainty.ood_score`."""
+        return self.uncertainty(x, device=device).ood_score(score)
+
     def predictions(self, split: str = "test") -> Array:
         """Return what `predict` says to the rows of a split, by ascending row id, from the kept predictions.
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from trainwright.ensemble.combine.rules import mixture_parts
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError
+from trainwright.errors import EnsembleError, closest
 
-__all__ = ["Uncertainty", "decompose_uncertainty"]
+__all__ = ["OOD_SCORES", "Uncertainty", "decompose_uncertainty"]
 
+OOD_SCORES = ("epistemic", "total")
 _ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part
 
 
@@ -31,6 +32,19 @@ class Uncertainty:
     total: Array
     aleatoric: Array | None  # None where members give no variance of their own: unknown, which is not 0
     epistemic: Array
+
+    def ood_score(self, score: str = "epistemic") -> Array:
+        """Return per row [N] how far it is from what the members were trained on: higher is further.
+
+        "epistemic" is the mutual information of classes, or the variance of the members' means; "total" the predictive
+        entropy, or the whole variance.
+        """
+        if score not in OOD_SCORES:
+            raise EnsembleError(
+                f"ood_score: got {score!r}; allowed: {', '.join(OOD_SCORES)}{closest(score, OOD_SCORES)}"
+            )
+        found = self.per_row()
+        return found.epistemic if score == "epistemic" else found.total
 
     def per_row(self) -> "Uncertainty":
         """Return the same with outputs averaged, [N]."""
