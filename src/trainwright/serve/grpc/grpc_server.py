@@ -11,7 +11,7 @@ import grpc
 
 from trainwright.errors import NotReady, RequestError, TrainwrightError
 from trainwright.http_security import AccessRules
-from trainwright.serve.grpc.messages import find_message, list_methods
+from trainwright.serve.grpc.messages import find_message, find_service
 from trainwright.serve.http.app import ABOUT, Application, status_of
 from trainwright.serve.http.infer_request import read_request
 from trainwright.serve.http.models import check_ready
@@ -21,7 +21,6 @@ from trainwright.serve.service import Limits
 
 __all__ = ["GrpcServer"]
 
-_SERVICE = "inference.GRPCInferenceService"
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -40,23 +39,16 @@ class GrpcServer:
         self._application, self._rules, self._limits = application, rules, limits
         sizes = [(f"grpc.max_{way}_message_length", limits.body_bytes) for way in ("receive", "send")]
         self._server = grpc.aio.server(options=[*sizes, ("grpc.so_reuseport", 0)])
-        answers = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
-        }
+        service = find_service()
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(name, answers[name], find_message(response)),
-                request_deserializer=find_message(request).FromString,
-                response_serializer=find_message(response).SerializeToString,
+            method.name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(method.name, find_message(method.output_type.name)),
+                request_deserializer=find_message(method.input_type.name).FromString,
+                response_serializer=lambda response: response.SerializeToString(),
             )
-            for name, (request, response) in list_methods().items()
+            for method in service.methods
         }
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, handlers)])
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service.full_name, handlers)])
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port."""
@@ -68,16 +60,14 @@ class GrpcServer:
         """Close, after pending replies or so many seconds."""
         await self._server.stop(seconds)
 
-    def _guarded(
-        self, name: str, answer: Callable[[Any], Awaitable[dict[str, Any]]], response: Any
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _guarded(self, name: str, response: Any) -> Callable[[Any, Any], Awaitable[Any]]:
         """Return what answers a method: after the token, the answer, or the status and the sentence of an error."""
 
         async def answered(request: Any, context: Any) -> Any:
             status, text = 200, ""
             try:
                 self._check_token(name, context)
-                return response(**await answer(request))
+                return response(**await self._answer(name, request))
             except _Refused as refusal:
                 status, text = refusal.args
             except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
@@ -91,7 +81,7 @@ class GrpcServer:
 
     def _check_token(self, name: str, context: Any) -> None:
         """Refuse a call without the token, by the rules of HTTP: a probe needs none."""
-        path = {"ServerLive": "/v2/health/live", "ServerReady": "/v2/health/ready"}.get(name, f"/{_SERVICE}/{name}")
+        path = {"ServerLive": "/v2/health/live", "ServerReady": "/v2/health/ready"}.get(name, f"/{name}")
         given = [
             (b"authorization", value.encode()) for key, value in context.invocation_metadata() if key == "authorization"
         ]
@@ -102,32 +92,26 @@ class GrpcServer:
         if refused is not None:
             raise _Refused(refused[0], "a token is needed: give it as metadata, authorization: Bearer TOKEN")
 
-    async def _server_live(self, _request: Any) -> dict[str, Any]:
-        return {"live": True}
-
-    async def _server_ready(self, _request: Any) -> dict[str, Any]:
-        try:
-            self._application.check_ready()
-        except NotReady:
-            return {"ready": False}
-        return {"ready": True}
-
-    async def _model_ready(self, request: Any) -> dict[str, Any]:
-        try:
-            check_ready(self._application.models.find(request.name, request.version or None))
-        except NotReady:
-            return {"ready": False}
-        return {"ready": True}
-
-    async def _server_metadata(self, _request: Any) -> dict[str, Any]:
-        return dict(ABOUT)
-
-    async def _model_metadata(self, request: Any) -> dict[str, Any]:
+    async def _answer(self, name: str, request: Any) -> dict[str, Any]:
+        """Return the fields of the answer to a method."""
         models = self._application.models
-        found = models.find(request.name, request.version or None).metadata()
-        return {**found, "versions": models.versions_of(request.name)}
+        match name:
+            case "ServerLive":
+                return {"live": True}
+            case "ServerReady":
+                return {"ready": _passes(self._application.check_ready)}
+            case "ModelReady":
+                model = models.find(request.name, request.version or None)
+                return {"ready": _passes(lambda: check_ready(model))}
+            case "ServerMetadata":
+                return dict(ABOUT)
+            case "ModelMetadata":
+                found = models.find(request.name, request.version or None).metadata()
+                return {**found, "versions": models.versions_of(request.name)}
+            case _:
+                return await self._infer(request)
 
-    async def _model_infer(self, request: Any) -> dict[str, Any]:
+    async def _infer(self, request: Any) -> dict[str, Any]:
         application = self._application
         application.check_draining()
         model = application.models.find(request.model_name, request.model_version or None)
@@ -152,6 +136,15 @@ class GrpcServer:
 
 class _Refused(Exception):
     """A status of HTTP and a sentence."""
+
+
+def _passes(check: Callable[[], object]) -> bool:
+    """Say whether a check raises no NotReady."""
+    try:
+        check()
+    except NotReady:
+        return False
+    return True
 
 
 def _head_of(request: Any) -> dict[str, Any]:
