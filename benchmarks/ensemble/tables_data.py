@@ -86,7 +86,8 @@ def _of_sklearn(loader: str, seed: int) -> tuple[Array, Array]:
     if loader:
         found: tuple[Array, Array] = getattr(datasets, loader)(return_X_y=True)
         return found
-    return datasets.make_classification(1500, 20, n_informative=6, n_classes=3, flip_y=0.1, random_state=seed)
+    x, y = datasets.make_classification(1500, 20, n_informative=6, n_classes=3, flip_y=0.1, random_state=seed)
+    return x, y
 
 
 def _of_r(source: str, name: str, root: Path) -> dict[str, Array]:
