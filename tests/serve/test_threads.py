@@ -163,7 +163,6 @@ def test_a_start_with_one_slow_batch(monkeypatch):
 def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, in_process):
     """By time tables two processes are best; what it costs to hand rows over may make none the better."""
     from trainwright.serve.placement import allocate as search
-    from trainwright.serve.placement import comparison
 
     found = found_on(monkeypatch, (2, None, None, ["cpu:0-1"]))
     times = np.array([[1.0, 4.0, 20.0], [1.0, 5.0, 35.0], [1.0, 3.0, 15.0]])
@@ -183,7 +182,7 @@ def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, i
         def drain(self, seconds):
             """Nothing to end."""
 
-    monkeypatch.setattr(comparison, "Deployment", Served)
+    monkeypatch.setattr(search, "Deployment", Served)
     both_cores = ["cpu:0", "cpu:1"]
 
     def rate(place):
@@ -194,8 +193,8 @@ def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, i
 
         return measured
 
-    monkeypatch.setattr(comparison, "_measure_loaded", rate(0))
-    monkeypatch.setattr(comparison, "_measure_single", rate(1))
+    monkeypatch.setattr(search, "_measure_loaded", rate(0))
+    monkeypatch.setattr(search, "_measure_single", rate(1))
     plan = allocate(ensemble(1, 2, 3), found, batches=BATCHES)
     assert [[one.name for one in each.devices] for each in asked] == [["cpu:0-1"], both_cores, ["cpu:0-1"]]
     assert [each.in_process for each in asked] == [False, False, True]

@@ -1,20 +1,22 @@
 """The endpoints: the Open Inference Protocol, version 2, the ensemble, metrics, and a page to try it."""
 
 import asyncio
+import json
+import math
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from importlib import resources
+from typing import Any
 
 import trainwright
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, TrainwrightError
 from trainwright.serve.http.connection import HttpExchange
 from trainwright.serve.http.infer_endpoint import InferenceEndpoint, UnsupportedMedia
-from trainwright.serve.http.infer_request import TooLarge
+from trainwright.serve.http.infer_request import INPUT, Signature, TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE, PrometheusMetrics
-from trainwright.serve.http.models import ModelRepository, NotFound, check_ready
-from trainwright.serve.http.openapi import describe_api
+from trainwright.serve.http.models import ModelRepository, NotFound, ServedModel, check_ready
 from trainwright.serve.http.replies import json_of
 from trainwright.serve.service import Limits
 
@@ -172,7 +174,7 @@ class Application:
         return self.metrics.text(list(self.models)), f"content-type: {CONTENT_TYPE}\r\n".encode()
 
     def _write_api(self) -> Reply:
-        return _as_json(describe_api(self.models, token=self._token))
+        return _as_json(_describe_api(self.models, token=self._token))
 
     def _allow(self, exchange: HttpExchange, method: str) -> bool:
         """Refuse a request of another method, and say whether it is allowed."""
@@ -197,6 +199,32 @@ def status_of(error: BaseException) -> int:
 
 def _as_json(content: object) -> Reply:
     return json_of(content), _JSON
+
+
+def _describe_api(models: Iterable[ServedModel], *, token: bool) -> dict[str, Any]:
+    """Return `openapi.json` for the models that are served now; with `token` every request but a probe's needs one."""
+    file = resources.files("trainwright.serve.http").joinpath("openapi.json")
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    document["info"]["version"] = trainwright.__version__
+    if token:
+        document["security"] = [{"token": []}]
+    # Examples instead of a list of all: which models there are changes while the server runs.
+    served, parts = list(models), document["components"]
+    for name in ("model", "version"):
+        known = {model.name if name == "model" else model.version for model in served}
+        parts["parameters"][name]["examples"] = {value: {"value": value} for value in sorted(known)}
+    parts["requestBodies"]["Infer"]["content"]["application/json"]["examples"] = {
+        model.name: {"value": _one_row(model.signature)} for model in served if model.signature.shape is not None
+    }
+    return document
+
+
+def _one_row(signature: Signature) -> dict[str, Any]:
+    """Return a request of one row of zeros."""
+    shape = [1, *(signature.shape or ())]
+    zero = False if signature.datatype == "BOOL" else 0
+    tensor = {"name": INPUT, "datatype": signature.datatype, "shape": shape, "data": [zero] * math.prod(shape)}
+    return {"inputs": [tensor]}
 
 
 def read_page() -> tuple[str, str]:

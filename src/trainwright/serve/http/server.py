@@ -17,8 +17,8 @@ from trainwright.serve.service import Limits, Service
 if TYPE_CHECKING:
     import socket
 
-    from trainwright.serve.grpc.grpc_server import GrpcServer
     from trainwright.serve.http.app import Application
+    from trainwright.serve.http.grpc_server import GrpcServer
     from trainwright.serve.http.models import ModelRepository
 
 __all__ = ["Server"]
@@ -231,7 +231,7 @@ def _start_services(service: Service | ModelFolders, name: str) -> Mapping[str, 
 
 def _make_grpc(application: "Application", rules: AccessRules, limits: Limits) -> "GrpcServer":
     try:
-        from trainwright.serve.grpc.grpc_server import GrpcServer
+        from trainwright.serve.http.grpc_server import GrpcServer
     except ModuleNotFoundError as error:
         raise MissingExtra.of("a gRPC server", str(error.name), "grpc") from error
     return GrpcServer(application, rules=rules, limits=limits)

@@ -1,6 +1,13 @@
-"""tw.serve.allocate: the plan for an ensemble on devices that answers most rows a second."""
+"""tw.serve.allocate: the plan for an ensemble on devices that answers most rows a second.
 
+On a processor plans are also compared by running them: what it takes to hand rows to another process and to wake it,
+and what processes side by side take from each other, is in no time table.
+"""
+
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import NoReturn
 
@@ -8,16 +15,23 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble
-from trainwright.errors import AllocationError, DeviceError
-from trainwright.serve.placement.comparison import fastest_plan
+from trainwright.errors import AllocationError, DeviceError, ServeError
+from trainwright.serve.deployment import Deployment
 from trainwright.serve.placement.deployment_plan import BATCHES, DeploymentPlan, digest_of
 from trainwright.serve.placement.devices import Device, parse_devices, room_of, simulated_devices
 from trainwright.serve.placement.integer_program import PlacementProblem, PlacementSolution
 from trainwright.serve.placement.timing import can_be_timed, measure_times
 from trainwright.serve.placement.units import MemoryModel, TimeTables, Unit, packed_units
 from trainwright.serve.runtime.in_process import MOMENT_ROWS, MOMENT_SECONDS
+from trainwright.serve.service import DeploymentSettings, Response
 
 __all__ = ["allocate", "allocate_or_pack"]
+
+_TURNS = 3
+_LOADED_ROWS = 128  # of a request under load
+_WINDOW_SECONDS = 0.2  # for which a plan is loaded in each turn
+_LIMIT_SECONDS = 60.0  # of one answer
+_LEAST_GAIN, _LEAST_SINGLE, _GREAT_GAIN = 1.1, 0.9, 3.0  # of worker processes over none, see `_find_fastest`
 
 
 def allocate(
@@ -61,12 +75,77 @@ def allocate(
     if not timed_here or others or first.kind != "cpu":
         return best
     here = _in_process_plan(feasible[0], first, tables)
-    return fastest_plan(ensemble, [here] if _takes_a_moment(here, tables) else [*feasible, here])
+    return _find_fastest(ensemble, [here] if _takes_a_moment(here, tables) else [*feasible, here])
 
 
 def allocate_or_pack(ensemble: Ensemble, devices: str | Iterable[str | Device]) -> DeploymentPlan:
     """Return what `allocate` finds; `DeploymentPlan.simple` where members cannot be timed."""
     return allocate(ensemble, devices) if can_be_timed(ensemble) else DeploymentPlan.simple(ensemble, devices)
+
+
+def _find_fastest(ensemble: Ensemble, plans: Sequence[DeploymentPlan]) -> DeploymentPlan:
+    """Return the plan with most rows a second of those that run, with what was `measured`.
+
+    Worker processes are chosen if they answer more under load, unless a lone client's single rows would take longer
+    than without them; several times as much under load outweighs that. Raises ServeError if no plan runs.
+    """
+    # A plan whose workers end even once is none to choose, and a queue without a limit refuses no load.
+    settings = DeploymentSettings(start_seconds=120.0, queue_rows=1_000_000, failures=1, move=False)
+    services = [(plan, Deployment(ensemble, plan, settings=settings)) for plan in plans]
+    running: list[tuple[DeploymentPlan, Deployment]] = []
+    failure: Exception | None = None
+    try:
+        for plan, service in services:
+            try:
+                service.start()
+                # Warms up, and finds members that fail only under load.
+                _measure_loaded(service)
+                running.append((plan, service))
+            except (ServeError, TimeoutError) as error:
+                failure = error
+        # In turns, so that what disturbs the machine disturbs all alike; the others are idle meanwhile.
+        turns = [[(_measure_loaded(one), _measure_single(one)) for _, one in running] for _ in range(_TURNS)]
+    finally:
+        for _, service in services:
+            service.drain(0.0)
+    if not running:
+        raise ServeError(f"allocate: no plan runs here ({failure}); allowed: an ensemble that does")
+    rates = np.median(turns, axis=0).tolist()
+    # The best of those with workers, if any runs.
+    best = max(range(len(running)), key=lambda place: rates[place][0] * (not running[place][0].in_process))
+    plan, (loaded, single) = running[best][0], rates[best]
+    measured = {"value": loaded}
+    for (other, _), (other_loaded, other_single) in zip(running, rates, strict=True):
+        if other.in_process:
+            measured["in_process"] = other_loaded
+            # Under load workers may use more cores; single rows show what handing over costs.
+            gain = loaded / other_loaded
+            if gain <= _LEAST_GAIN or (single / other_single <= _LEAST_SINGLE and gain <= _GREAT_GAIN):
+                return replace(other, measured={**measured, "value": other_loaded})
+    return replace(plan, measured=measured)
+
+
+def _measure(service: Deployment, rows: int, requests: int, seconds: float) -> float:
+    """Return the rows a second while so many requests of `rows` rows always wait."""
+    x = np.zeros((rows, *service.input_shape), dtype=service.input_dtype)
+    waiting: deque[Future[Response]] = deque(service.submit(x) for _ in range(requests))
+    done, started = 0, time.monotonic()
+    while (taken := time.monotonic() - started) < seconds or not done:
+        waiting.popleft().result(timeout=_LIMIT_SECONDS)
+        done += rows
+        waiting.append(service.submit(x))
+    for future in waiting:
+        future.result(timeout=_LIMIT_SECONDS)
+    return done / taken
+
+
+def _measure_loaded(service: Deployment) -> float:
+    # So many requests at once that no instance waits for the next one.
+    return _measure(service, _LOADED_ROWS, 4 + 2 * len(service.plan.instances), _WINDOW_SECONDS)
+
+
+def _measure_single(service: Deployment) -> float:
+    return _measure(service, 1, 1, _WINDOW_SECONDS / 2)
 
 
 def _search(

@@ -1,17 +1,22 @@
 """The protocol over gRPC: the same models, checks and sentences as over HTTP, on a port of its own.
 
 A request becomes the one that HTTP would have brought, with tensors in binary, so that both are read by one function.
+`open_inference.json` is the FileDescriptorProto of the part of KServe's and Triton's service that is answered here, in
+protobuf's JSON. Generated code would be bound to one range of protobuf's versions, and would put the protocol's names
+into the process's one pool, where a client such as tritonclient has put its own already.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from trainwright.errors import NotReady, RequestError, TrainwrightError
 from trainwright.http_security import AccessRules
-from trainwright.serve.grpc.messages import find_message, find_service
 from trainwright.serve.http.app import ABOUT, Application, status_of
 from trainwright.serve.http.infer_request import read_request
 from trainwright.serve.http.models import check_ready
@@ -39,11 +44,11 @@ class GrpcServer:
         self._application, self._rules, self._limits = application, rules, limits
         sizes = [(f"grpc.max_{way}_message_length", limits.body_bytes) for way in ("receive", "send")]
         self._server = grpc.aio.server(options=[*sizes, ("grpc.so_reuseport", 0)])
-        service = find_service()
+        service = _make_pool().FindServiceByName("inference.GRPCInferenceService")
         handlers = {
             method.name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(method.name, find_message(method.output_type.name)),
-                request_deserializer=find_message(method.input_type.name).FromString,
+                self._guarded(method.name, _find_message(method.output_type.name)),
+                request_deserializer=_find_message(method.input_type.name).FromString,
                 response_serializer=lambda response: response.SerializeToString(),
             )
             for method in service.methods
@@ -138,6 +143,19 @@ class _Refused(Exception):
     """A status of HTTP and a sentence."""
 
 
+@cache
+def _make_pool() -> Any:
+    text = resources.files("trainwright.serve.http").joinpath("open_inference.json").read_text(encoding="utf-8")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(json_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
+    return pool
+
+
+def _find_message(name: str) -> Any:
+    """Return the class of a message by its name in the protocol."""
+    return message_factory.GetMessageClass(_make_pool().FindMessageTypeByName(f"inference.{name}"))
+
+
 def _passes(check: Callable[[], object]) -> bool:
     """Say whether a check raises no NotReady."""
     try:
@@ -179,4 +197,4 @@ def _parameter_of(value: object) -> Any:
     """Return a parameter of a reply; what is no single value is told as JSON."""
     kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
     kind = kinds.get(type(value))
-    return find_message("InferParameter")(**({kind: value} if kind else {"string_param": json_of(value).decode()}))
+    return _find_message("InferParameter")(**({kind: value} if kind else {"string_param": json_of(value).decode()}))
