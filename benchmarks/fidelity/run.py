@@ -8,7 +8,8 @@ the best of 1,500 random configurations, 1 their median, and no regret is above 
 and seeds, so differences are paired; intervals: 95 %, bootstrap over studies. Ours run through `Study.simulate`, peers
 on the same clock, each in its own environment (`make peers`). LCBench is a fitted surrogate and needs onnxruntime. A
 family is a folder of DIR; any folder of curves in TaskSet's format is one more. With `--cells FILE` a run that was cut
-off goes on. `--problems` and `--until` make a small run, as for peers that take seconds to propose.
+off goes on. `--problems` and `--until` make a small run, as for peers that take seconds to propose; a method written as
+`dyhpo:1` runs 1 seed, and is compared with the others on their studies of that seed.
 
 `summary`: `regret_at_1` and `regret_at_5` by method, the mean of the families' means over all numbers of workers;
 `default_behind_random`: the share of tasks on which the default's mean regret at 1 or at 5 is above that of random
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--families", metavar="NAME,...", help="of the folder; all if not given")
     parser.add_argument("--problems", metavar="NAME,...", help="of the families; all if not given")
     parser.add_argument("--until", type=float, default=MARKS[-1], metavar="N", help="the last mark, of 0.5, 1, 2 and 5")
-    parser.add_argument("--methods", default=",".join(OURS + THEIRS), metavar="NAME,...")
+    parser.add_argument("--methods", default=",".join(OURS + THEIRS), metavar="NAME[:SEEDS],...")
     parser.add_argument("--workers", default="8,64", metavar="N,...")
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--processes", type=int, default=1, help="studies that run at once")
@@ -99,7 +100,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         parser.error(f"--data: got {arguments.data}, which is no folder; allowed: a folder of families")
     if arguments.seeds < 1 or arguments.processes < 1:
         parser.error("--seeds and --processes: allowed: whole numbers from 1 on")
-    methods, skipped = _methods(parser, arguments.methods.split(","))
+    methods, skipped = _methods(parser, arguments.methods.split(","), arguments.seeds)
     wanted = None if arguments.families is None else arguments.families.split(",")
     problems = _problems(arguments.data, None if wanted is None else tuple(wanted))
     families = {problem.family for problem in problems.values()}
@@ -123,7 +124,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for seed in range(arguments.seeds)
         for count in workers
         for problem in problems.values()
-        for method in methods
+        for method, seeds in methods.items()
+        if seed < seeds
     ]
     found = _play_all(cells, arguments.data, wanted, Kept(arguments.cells), arguments.processes)
     result = {"benchmark": "fidelity", **_judge(found, marks)}
@@ -140,14 +142,17 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     return result
 
 
-def _methods(parser: argparse.ArgumentParser, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the methods that can run here, and why others cannot."""
+def _methods(
+    parser: argparse.ArgumentParser, words: Sequence[str], seeds: int
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the methods that can run here, each with its number of seeds, and why others cannot."""
+    counts = {word.partition(":")[0]: int(word.partition(":")[2] or seeds) for word in words}
     known = [f"{searcher}+{rule}" for searcher in SEARCHERS for rule in RULES] + list(THEIRS)
-    for name in names:
+    for name in counts:
         if name not in known:
             parser.error(f"{name}: known are {', '.join(known)}")
-    skipped = {name: why for name in names if name in PEERS and (why := missing(name))}
-    return [name for name in names if name not in skipped], skipped
+    skipped = {name: why for name in counts if name in PEERS and (why := missing(name))}
+    return {name: count for name, count in counts.items() if name not in skipped}, skipped
 
 
 @cache
@@ -245,7 +250,10 @@ def _theirs(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
         peer.open(columns, cell.seed, length=problem.length)
 
         def begin(at: float, worker: int) -> None:
-            trial, row = peer.start()
+            started = peer.start()
+            if started is None:  # the peer's search has ended: its worker idles
+                return
+            trial, row = started
             if trial not in curves:
                 values = zip(columns, row, strict=True)
                 params = {column.name: _value(column, value) for column, value in values}
@@ -254,7 +262,7 @@ def _theirs(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
 
         for worker in range(cell.workers):
             begin(0.0, worker)
-        while running[0][0] <= cell.marks[-1] * problem.length:
+        while running and running[0][0] <= cell.marks[-1] * problem.length:
             at, worker, trial = heapq.heappop(running)
             epochs[trial] += 1
             loss = float(curves[trial][epochs[trial] - 1])
@@ -282,35 +290,40 @@ def _value(column: Column, value: float) -> Any:
 
 def _judge(found: Sequence[tuple[Cell, list[float]]], marks: Sequence[float]) -> dict[str, Any]:
     """Return means at the marks by method, and paired differences to the default and to random search."""
-    # By method: family -> regrets [studies, marks], in the same order of studies for all methods.
-    regrets: dict[str, dict[str, list[list[float]]]] = {}
-    tasks: dict[str, dict[tuple[str, str], list[list[float]]]] = {}
+    # By method and family: the regrets [marks] of each study, by (problem, workers, seed).
+    regrets: dict[str, dict[str, dict[tuple[str, int, int], list[float]]]] = {}
     for cell, values in found:
-        regrets.setdefault(cell.method, {}).setdefault(cell.family, []).append(values)
-        tasks.setdefault(cell.method, {}).setdefault((cell.family, cell.problem), []).append(values)
+        studies = regrets.setdefault(cell.method, {}).setdefault(cell.family, {})
+        studies[cell.problem, cell.workers, cell.seed] = values
     summary: dict[str, Any] = {
         f"regret_at_{mark:g}": {
-            method: float(np.mean([np.mean(values, axis=0)[marks.index(mark)] for values in by_family.values()]))
+            method: float(
+                np.mean([np.mean([*studies.values()], axis=0)[marks.index(mark)] for studies in by_family.values()])
+            )
             for method, by_family in regrets.items()
         }
         for mark in JUDGED
         if mark in marks
     }
     judged = [marks.index(mark) for mark in JUDGED if mark in marks]
-    if DEFAULT in tasks and REFERENCE in tasks:
-        behind = [
-            bool(np.any((np.mean(values, axis=0) - np.mean(tasks[REFERENCE][task], axis=0))[judged] > 0.0))
-            for task, values in tasks[DEFAULT].items()
-        ]
-        summary["default_behind_random"] = float(np.mean(behind))
+    if DEFAULT in regrets and REFERENCE in regrets:
+        summary["default_behind_random"] = float(
+            np.mean(
+                [
+                    bool(np.any(np.mean(apart, axis=0)[judged] > 0.0))
+                    for family, studies in regrets[DEFAULT].items()
+                    for apart in _by_problem(studies, regrets[REFERENCE][family])
+                ]
+            )
+        )
     rows, detail = [], {}
     for method, by_family in regrets.items():
         for family, studies in by_family.items():
-            means = np.mean(studies, axis=0)
+            means = np.mean([*studies.values()], axis=0)
             lead = {}
             for other in (DEFAULT, f"random+{method.split('+')[-1]}"):
                 if other != method and other in regrets:
-                    apart = np.array(studies) - np.array(regrets[other][family])
+                    apart = np.concatenate(_by_problem(studies, regrets[other][family]))
                     lead[other] = [average(column) for column in apart.T]
             detail[f"{family} {method}"] = {"regret": means.tolist(), "minus": lead}
             apart_of = lead.get(DEFAULT)
@@ -320,6 +333,17 @@ def _judge(found: Sequence[tuple[Cell, list[float]]], marks: Sequence[float]) ->
     header = ["family", "method", "studies", *(f"after {mark:g}" for mark in marks)]
     header += [f"minus default, after {marks[mark]:g} (95 %)" for mark in judged]
     return {"summary": summary, "detail": detail, "table": {"header": header, "rows": rows}}
+
+
+def _by_problem(
+    studies: Mapping[tuple[str, int, int], list[float]], others: Mapping[tuple[str, int, int], list[float]]
+) -> list[np.ndarray]:
+    """Return for each problem the differences [studies, marks] of the studies that both have."""
+    both = [key for key in studies if key in others]
+    return [
+        np.array([np.subtract(studies[key], others[key]) for key in both if key[0] == problem])
+        for problem in dict.fromkeys(key[0] for key in both)
+    ]
 
 
 if __name__ == "__main__":

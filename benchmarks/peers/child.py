@@ -46,8 +46,8 @@ class Search(Protocol):
     def tell(self, tokens: Sequence[Any], losses: Sequence[float]) -> None:
         """Take the losses of asked rows."""
 
-    def start(self) -> tuple[int, Row]:
-        """Return the trial that a free worker trains, a new one or one that was paused, and its row."""
+    def start(self) -> tuple[int, Row] | None:
+        """Return the trial that a free worker trains, new or paused, and its row; None at the end."""
 
     def report(self, trial: int, epoch: int, loss: float) -> bool:
         """Take the loss after an epoch; return whether the trial goes on at once."""
@@ -84,7 +84,7 @@ def main(method: str) -> None:
             count += len(proposals)
         elif request["do"] == "start":
             start = time.perf_counter()
-            answer["trial"], answer["row"] = search.start()
+            answer["trial"], answer["row"] = search.start() or (None, [])
             answer["seconds"] = time.perf_counter() - start
         elif request["do"] == "report":
             start = time.perf_counter()

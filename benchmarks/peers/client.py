@@ -135,10 +135,10 @@ class Peer:
         """Tell losses; gives the seconds that the peer took."""
         return float(self._call({"do": "tell", "tokens": list(tokens), "losses": list(losses)})["seconds"])
 
-    def start(self) -> tuple[int, list[float]]:
-        """Return the trial that a free worker trains, a new one or one that was paused, and its row."""
+    def start(self) -> tuple[int, list[float]] | None:
+        """Return the trial that a free worker trains, new or paused, and its row; None at the end."""
         answer = self._call({"do": "start"})
-        return answer["trial"], answer["row"]
+        return None if answer["trial"] is None else (answer["trial"], answer["row"])
 
     def report(self, trial: int, epoch: int, loss: float) -> bool:
         """Tell the loss after an epoch; return whether the trial goes on at once."""

@@ -1,7 +1,8 @@
 """SMAC3's multi-fidelity facade (a random forest over Hyperband) behind start and report; runs in SMAC's environment.
 
 SMAC asks for whole evaluations at a budget. One that it asks for again at a greater budget goes on from where it was,
-as if from a checkpoint, so that SMAC pays no epoch twice.
+as if from a checkpoint, so that SMAC pays no epoch twice. Where it finds no new configuration it raises, and its search
+has ended: what its workers run is finished, and nothing follows.
 """
 
 import logging
@@ -14,6 +15,7 @@ from typing import Any
 from benchmarks.peers.columns import Column
 from ConfigSpace import CategoricalHyperparameter, ConfigurationSpace, Float, Integer
 from smac import MultiFidelityFacade, Scenario
+from smac.main.exceptions import ConfigurationSpaceExhaustedException
 from smac.runhistory.dataclasses import TrialInfo, TrialValue
 
 __all__ = ["METHODS", "SmacTrials"]
@@ -42,18 +44,24 @@ class SmacTrials:
         self._reached: dict[int, int] = {}
         self._costs: dict[int, float] = {}
         self._worst = 0.0
+        self._ended = False
         self.version = f"smac {version('smac')}; MultiFidelityFacade defaults"
 
-    def start(self) -> tuple[int, list[float]]:
-        """Return the configuration whose next budget is wanted."""
-        while True:
-            info = self._search.ask()
+    def start(self) -> tuple[int, list[float]] | None:
+        """Return the configuration whose next budget is wanted; None once SMAC has found nothing new."""
+        while not self._ended:
+            try:
+                info = self._search.ask()
+            except ConfigurationSpaceExhaustedException:
+                self._ended = True
+                break
             number = self._numbers.setdefault(info.config, len(self._numbers))
             self._asked[number] = info
             if self._reached.get(number, 0) < round(info.budget):
                 return number, [float(info.config[column.name]) for column in self._columns]
             # Two budgets that round to the same epoch: nothing is left to train.
             self._search.tell(info, TrialValue(cost=self._costs[number]))
+        return None
 
     def report(self, number: int, epoch: int, loss: float) -> bool:
         """Tell SMAC the loss once the budget is used."""

@@ -54,7 +54,8 @@ def test_methods_meet_the_same_studies_and_a_second_run_takes_what_is_kept(folde
     arguments += ["--methods", "random+asha,forest+asha,evil+asha"]
     with pytest.raises(SystemExit):
         run.main(arguments)
-    arguments[-1] = "random+asha,default+asha,forest+asha,tpe+median"
+    arguments[-1] = "random+asha,default+asha,forest+asha:1,tpe+median"
+    arguments[arguments.index("--seeds") + 1] = "2"
     arguments += ["--cells", str(tmp_path / "cells"), "--results", str(tmp_path / "result.json")]
     result = run.main(arguments)
     summary, detail = result["summary"], result["detail"]
@@ -65,6 +66,13 @@ def test_methods_meet_the_same_studies_and_a_second_run_takes_what_is_kept(folde
     assert regrets == sorted(regrets, reverse=True)
     assert len(regrets) == len(run.MARKS)
     assert set(detail["taskset forest+asha"]["minus"]) == {"default+asha", "random+asha"}
+    # Of fewer seeds it is compared on those alone.
+    counts = {row[1]: row[2] for row in result["table"]["rows"]}
+    assert (counts["default+asha"], counts["forest+asha"]) == ("2", "1")
+    cells = dict(json.loads(line) for line in (tmp_path / "cells").read_text().splitlines())
+    forest, default = (cells[f"taskset small {name}+asha 2 0"] for name in ("forest", "default"))
+    found = detail["taskset forest+asha"]["minus"]["default+asha"]
+    assert [difference for difference, _, _ in found] == pytest.approx(np.subtract(forest, default))
     kept = (tmp_path / "cells").read_bytes()
     assert run.main(arguments)["summary"] == summary
     assert (tmp_path / "cells").read_bytes() == kept
@@ -113,3 +121,18 @@ def test_a_peers_paused_trial_goes_on_where_it_was(folder: Path, monkeypatch: py
         epochs[trial] = epochs.get(trial, 0) + 1
         assert epoch == epochs[trial]
     assert max(epochs.values()) > 3
+
+
+def test_the_workers_of_a_peer_that_has_ended_idle(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """As SMAC's does where it finds no new configuration; what it found counts to the end."""
+
+    class Ended(Peer):
+        def start(self) -> tuple[int, list[float]] | None:
+            return Peer.start(self) if len(self.reports) < 20 else None
+
+    monkeypatch.setattr(run, "Peer", Ended)
+    [problem] = find_curves(folder)
+    cell = run.Cell(family="taskset", problem="small", method="smac+hyperband", workers=1, seed=0)
+    reports = run._theirs(problem, cell)
+    assert [at for at, _ in reports] == list(range(1, 22))
+    assert reports[-1][0] < run.MARKS[-1] * problem.length
