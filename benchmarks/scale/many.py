@@ -4,9 +4,11 @@
     python benchmarks/scale/many.py --teams 64:2:5,512:20:4 --stores journal --kills 20
 
 A team `N:S:K` is N processes, each with K trials that sleep S seconds and then give Ackley's function. Utilisation is
-the share of their time up to the last start in which they slept. `demand` is how many cores the team kept busy of
-those that there are: beyond them no utilisation is to be had, whatever the trials do. The last team is killed at:
-members die by SIGKILL at random and are replaced; lost are trials without a result, doubled those with two.
+the share of their time up to the last start in which they slept; the rest went to the start of the processes, all at
+once, and to what a worker does between two trials. `once started` leaves the start out. `demand` is how many cores the
+team kept busy of those that there are: beyond them no utilisation is to be had, whatever the trials do. The last team
+is killed at: members die by SIGKILL at random, others replace them; lost are trials without a result, doubled
+those with two.
 """
 
 import argparse
@@ -52,9 +54,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             workers, seconds, each = (int(word) for word in text.split(":"))
             found = _team(store, arguments.searcher, workers, workers * each, seconds)
             demand = found["processor_seconds"] / found["seconds"]
-            summary[f"utilisation_{store}_{workers}_{seconds}s"] = found["utilisation"]
+            team = f"{store}_{workers}_{seconds}s"
+            summary[f"utilisation_{team}"] = found["utilisation"]
+            summary[f"utilisation_once_started_{team}"] = found["utilisation_once_started"]
             rows.append([
                 store, f"{workers:,}", f"{seconds}", f"{100 * found['utilisation']:.1f} %",
+                f"{100 * found['utilisation_once_started']:.1f} %", f"{found['start_seconds']:.2f}",
+                f"{1e3 * found['between_seconds']:.0f}",
                 f"{1e3 * found['processor_seconds'] / found['trials']:.1f}", f"{demand:.2f} of {cores}",
                 f"{found['megabytes']:.0f}",
             ])  # fmt: skip
@@ -68,6 +74,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "workers",
         "seconds",
         "utilisation",
+        "once started",
+        "seconds to start",
+        "ms between trials",
         "processor ms a trial",
         "cores busy",
         "MB each",

@@ -2,18 +2,22 @@
 
 The team's members are forked from one process that has imported and compiled everything, and all begin at one moment.
 A member runs an objective that sleeps and gives Ackley's function; what its process spends beside is what is measured.
-Prints one line of JSON: seconds from the beginning to the last end, utilisation, processor seconds, results. With a
-seventh word so many members are killed at random moments of the first half, each replaced at once; then only what the
-ledger holds is told: trials with a result, those with none or with several ends, and the kills.
+Prints one line of JSON: seconds from the beginning to the last end, utilisation, processor seconds, results; where the
+rest of the time went: until a member's first start, and between its trials; and the utilisation from the members' own
+first starts on. With a seventh word so many members are killed at random moments of the first half, each replaced at
+once; then only what the ledger holds is told: trials with a result, those with none or with several ends, and the
+kills.
 """
 
 import gc
+import itertools
 import json
 import math
 import os
 import pickle
 import random
 import signal
+import statistics
 import sys
 import time
 import traceback
@@ -83,11 +87,16 @@ def main(argv: list[str]) -> None:
     starts = sorted(at for one in found for at in one["starts"])
     last = starts[-1]
     busy = sum(min(objective.seconds, last - at) for at in starts)
+    firsts = [min(one["starts"], default=last) for one in found]
+    pauses = [late - soon - objective.seconds for one in found for soon, late in itertools.pairwise(one["starts"])]
     print(
         json.dumps(
             {
                 "seconds": max(one["end"] for one in found) - start,
                 "utilisation": busy / (workers * (last - start)),
+                "utilisation_once_started": busy / max(1e-9, sum(last - first for first in firsts)),
+                "start_seconds": statistics.fmean(firsts) - start,
+                "between_seconds": statistics.fmean(pauses) if pauses else 0.0,
                 "processor_seconds": sum(one["processor_seconds"] for one in found),
                 "megabytes": max(one["megabytes"] for one in found),
                 "trials": len(starts),

@@ -31,7 +31,6 @@ TRIALS = 15
 SEARCHERS = {
     "random": (RandomSearcher(), 100),
     "halton": (QuasiRandomSearcher(), 60),
-    "sobol": (QuasiRandomSearcher(sequence="sobol"), 40),
     "evolution": (EvolutionSearcher(initial=3), 100),
     "forest": (ForestSearcher(initial=3, candidates=40), 150),
     "forest with a constant kappa": (ForestSearcher(initial=1, candidates=40, kappa_final=1.96), 40),

@@ -21,11 +21,6 @@ class TestHalton(SearcherConformance):
         return QuasiRandomSearcher()
 
 
-class TestSobol(SearcherConformance):
-    def make_searcher(self):
-        return QuasiRandomSearcher(sequence="sobol")
-
-
 class TestGrid(SearcherConformance):
     wide_spaces = False  # a grid over 200 parameters has no end
 
@@ -92,12 +87,11 @@ def test_a_grid_needs_points(points):
 def test_quasi_random_points_are_evenly_spread():
     """Of the first 64 points each tenth of a column holds 5 to 8, which independent draws would hardly ever do."""
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    for sequence in ("halton", "sobol"):
-        done = play(QuasiRandomSearcher(sequence=sequence), SearchView(space, 3), 64, bowl)
-        for name in ("x", "y"):
-            tenths = [sum(int(c[name] * 10) == tenth for c in done) for tenth in range(10)]
-            assert min(tenths) >= 5, (sequence, tenths)
-            assert max(tenths) <= 8, (sequence, tenths)
+    done = play(QuasiRandomSearcher(), SearchView(space, 3), 64, bowl)
+    for name in ("x", "y"):
+        tenths = [sum(int(c[name] * 10) == tenth for c in done) for tenth in range(10)]
+        assert min(tenths) >= 5, tenths
+        assert max(tenths) <= 8, tenths
 
 
 def test_quasi_random_points_depend_on_their_number_alone():
@@ -113,11 +107,6 @@ def test_priors_shape_quasi_random_points():
     space = Space(x=Float(0.0, 1.0, prior=Normal(0.8, 0.05)))
     done = play(QuasiRandomSearcher(), SearchView(space, 0), 50, bowl)
     assert all(0.6 < c["x"] < 1.0 for c in done)
-
-
-def test_sequence_must_be_known():
-    with pytest.raises(SearchError, match=r"QuasiRandomSearcher.sequence: got 'latin'; allowed: 'halton', 'sobol'"):
-        QuasiRandomSearcher(sequence="latin")
 
 
 @pytest.mark.parametrize("searcher", [RandomSearcher(), QuasiRandomSearcher()])

@@ -45,7 +45,6 @@ SEARCHERS = {
     "gp": lambda _: tw.GaussianProcessSearcher(initial=6, candidates=16, max_rows=20),
     "grid": lambda _: tw.GridSearcher(points=2),
     "halton": lambda _: tw.QuasiRandomSearcher(),
-    "sobol": lambda _: tw.QuasiRandomSearcher(sequence="sobol"),
     "random": lambda _: tw.RandomSearcher(),
     "optuna": lambda _: tw.OptunaSearcher("TPESampler"),
     "botorch": lambda _: tw.BoTorchSearcher(initial=TRIALS - 2, candidates=8, samples=8),

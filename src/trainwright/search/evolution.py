@@ -60,9 +60,7 @@ class EvolutionSearcher(Settings, error=SearchError):
         if opened is not None:
             return opened
         if not len(parents):
-            return propose(
-                view, draw_spread(view, number, taken, "halton"), number, searcher="evolution", design="halton"
-            )
+            return propose(view, draw_spread(view, number, taken), number, searcher="evolution", design="halton")
         generator = rng(view.seed, "mutate", number)
         drawn = parents[generator.integers(len(parents), size=self.tournament)]
         # Tournament: fewer broken bounds first, then the lower loss.

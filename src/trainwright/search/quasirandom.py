@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
-from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
-from trainwright.validators import one_of
 
 __all__ = ["QuasiRandomSearcher", "RandomSearcher", "draw_spread", "from_the_middle"]
 
@@ -21,34 +18,31 @@ _BLOCK = 64  # points made at once; the sequence may be entered at any block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuasiRandomSearcher(Settings, error=SearchError):
+class QuasiRandomSearcher:
     """Fill the space evenly, through priors and conditions, without talk between workers: trial n is point n.
 
-    Scrambled Halton (Owen, arXiv 1706.02808) or Sobol (Owen, JCGS 1998). A point that breaks a requirement or was
-    tried is replaced by a random one.
+    Scrambled Halton (Owen, arXiv 1706.02808). A point that breaks a requirement or was tried is replaced by a random
+    one.
     """
-
-    sequence: Annotated[Literal["halton", "sobol"], one_of("halton", "sobol")] = "halton"
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return the point of each number; O(dimension) each."""
         taken: set[bytes] = set()
         proposals = []
         for number in numbers:
-            proposal = propose_default(view, number, taken, searcher=self.sequence)
+            proposal = propose_default(view, number, taken, searcher="halton")
             if proposal is None:
-                row = draw_spread(view, number, taken, self.sequence)
-                proposal = propose(view, row, number, searcher=self.sequence)
+                proposal = propose(view, draw_spread(view, number, taken), number, searcher="halton")
             proposals.append(proposal)
         return proposals
 
 
-def draw_spread(view: SearchView, number: int, taken: set[bytes], sequence: str) -> NDArray[np.float64]:
+def draw_spread(view: SearchView, number: int, taken: set[bytes]) -> NDArray[np.float64]:
     """Return the row of point `number`, or a random one if that is illegal, tried or in `taken`; add its key there."""
     space = view.space
     if space.dimension:
         # Through the priors: an even point of the cube becomes a likely one of the space.
-        row = space.settle(space.quantile(_point(view, number, sequence)[None, :]))
+        row = space.settle(space.quantile(_point(view, number)[None, :]))
         key = space.row_keys(row)[0]
         if space.legal(row)[0] and key not in view.tried and key not in taken:
             taken.add(key)
@@ -57,7 +51,7 @@ def draw_spread(view: SearchView, number: int, taken: set[bytes], sequence: str)
     return draw_new(view, number, taken, "spread")
 
 
-def from_the_middle(view: SearchView, number: int, count: int, sequence: str) -> int:
+def from_the_middle(view: SearchView, number: int, count: int) -> int:
     """Return `number`'s place when the first `count` points are visited from the middle of the space outwards.
 
     People put their ranges around what they believe in, and training fails at the ends of ranges: the same points in
@@ -65,34 +59,32 @@ def from_the_middle(view: SearchView, number: int, count: int, sequence: str) ->
     """
     if number >= count:
         return number
-    order = view.memo.get(("middle", sequence, count))
+    order = view.memo.get(("middle", count))
     if not isinstance(order, np.ndarray):
         numeric = [column.kind == "unit" for column in view.space.columns]
-        points = _engine(view, sequence).random(1 << (count - 1).bit_length())  # whole powers keep Sobol balanced
-        distance = ((points[:count, numeric] - 0.5) ** 2).sum(axis=1)
-        order = view.memo["middle", sequence, count] = np.argsort(distance, kind="stable")
+        distance = ((_engine(view).random(count)[:, numeric] - 0.5) ** 2).sum(axis=1)
+        order = view.memo["middle", count] = np.argsort(distance, kind="stable")
     return int(order[number])
 
 
-def _point(view: SearchView, number: int, sequence: str) -> NDArray[np.float64]:
+def _point(view: SearchView, number: int) -> NDArray[np.float64]:
     # Blocks may be entered anywhere, so that no worker has to draw the points before its own.
     block, place = divmod(number, _BLOCK)
-    known = view.memo.get(("spread", sequence))
+    known = view.memo.get("spread")
     if not isinstance(known, tuple) or known[0] != block:
-        engine = _engine(view, sequence)
+        engine = _engine(view)
         if block:  # scipy refuses to go forward by nothing
             engine.fast_forward(block * _BLOCK)
         known = block, engine.random(_BLOCK)
-        view.memo["spread", sequence] = known
+        view.memo["spread"] = known
     point: NDArray[np.float64] = known[1][place]
     return point
 
 
-def _engine(view: SearchView, sequence: str) -> Any:
+def _engine(view: SearchView) -> Any:
     from scipy.stats import qmc
 
-    kind = qmc.Halton if sequence == "halton" else qmc.Sobol
-    return kind(view.space.dimension, scramble=True, seed=int(rng(view.seed, "spread", 0).integers(2**63)))
+    return qmc.Halton(view.space.dimension, scramble=True, seed=int(rng(view.seed, "spread", 0).integers(2**63)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,7 +100,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
             return opened
         # The low-discrepancy sequence starts in the middle of the space and moves outwards.
         count = max(2 * view.space.dimension + 1, self._count_initial(view))
-        row = draw_spread(view, from_the_middle(view, number, count, "halton"), taken, "halton")
+        row = draw_spread(view, from_the_middle(view, number, count), taken)
         return propose(view, row, number, searcher=self.name, design="halton")
 
     def _choose(
