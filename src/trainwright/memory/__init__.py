@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from trainwright.errors import BudgetError, ChainError, UnsupportedModel
+from trainwright.errors import ChainError, UnsupportedModel
 from trainwright.model.chain import Chain, Stage
 from trainwright.model.profile import Profile
 from trainwright.plan.byte_sizes import read_size
 from trainwright.plan.memory.operations import Link
-from trainwright.plan.memory.plan_record import CompiledPlan, Plan
+from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import plan_chain
 from trainwright.plan.memory.tradeoff_curve import TradeOffCurve, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
-from trainwright.validators import check, one_of
 
 __all__ = [
     "Chain",
@@ -42,8 +41,7 @@ def plan(
 ) -> Plan:
     """Plan a step of a model, a chain, or a chain file within a budget, with the settings of `plan_chain`.
 
-    A model needs `sample`, and may have `loss`, `optimizer`, `accumulate` and `stages`, as in `fit`. Plans of compiled
-    code come with what `fit` returns.
+    A model needs `sample`, and may have `loss`, `optimizer`, `accumulate` and `stages`, as in `fit`.
     """
     chain = load_chain(
         subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, stages=stages,
@@ -62,7 +60,6 @@ def fit(
     accumulate: bool = False,
     reserve_bytes: int = 0,
     stages: Sequence[str] = (),
-    backend: Literal["eager", "compile"] = "eager",
     **settings: Any,
 ) -> Any:
     """Return a `torch.nn.Module` that trains inside a budget with the least overhead found; it shares all with `model`.
@@ -77,21 +74,12 @@ def fit(
     those of the model, bit by bit, and `plan` is the module's plan. Stages are blocks of the model, found, or named by
     patterns (`stages=["model.layers.*"]`). Each kind of them is measured once, then one step is checked. Raises
     `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
-
-    With `backend="compile"` the model is compiled as one graph with the largest of six values of torch's
-    `activation_memory_budget` whose measured peak keeps the budget; `plan` is a `CompiledPlan`, and the only setting is
-    `compiler` ("inductor", "aot_eager").
     """
-    check(backend, one_of("eager", "compile"), "backend", BudgetError)
-    if backend == "compile":
-        from trainwright.train.parallel.recompute.compiled import fit_compiled as fitted
-    else:
-        from trainwright.train.parallel.recompute.fitting import fit as fitted
+    from trainwright.train.parallel.recompute.fitting import fit as fitted
 
-        settings["stages"] = stages
     return fitted(
         model, sample, budget=budget, loss=loss, optimizer=optimizer, accumulate=accumulate,
-        reserve_bytes=reserve_bytes, **settings,
+        reserve_bytes=reserve_bytes, stages=stages, **settings,
     )  # fmt: skip
 
 
@@ -106,11 +94,8 @@ def measure_link(device: Any = "cuda", **settings: Any) -> Link:
     return measured(device, **settings)
 
 
-def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
-    """Return a module that trains by a plan for this model (see `fit`); raises `PlanMismatch` for another model's.
-
-    By a `CompiledPlan` it is compiled when its first batch comes.
-    """
+def apply(model: Any, plan: Plan) -> Any:
+    """Return a module that trains by a plan for this model (see `fit`); raises `PlanMismatch` for another model's."""
     from trainwright.train.parallel.recompute.fitting import apply as applied
 
     return applied(model, plan)

@@ -53,6 +53,8 @@ class Option:
     saved_bytes: int
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
+    remade: tuple[int, ...] = ()
+    """Operations of its forward, by their numbers without views from 0, that its backward does again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from trainwright.plan import Layout
-    from trainwright.plan.memory.plan_record import CompiledPlan
     from trainwright.plan.memory.plan_record import Plan as MemoryPlan
     from trainwright.train.parallel.model import Parallel
     from trainwright.train.trial import Trial
@@ -155,7 +154,7 @@ class Run:
         return self._rate.scale
 
     @property
-    def memory_plan(self) -> "MemoryPlan | CompiledPlan | None":
+    def memory_plan(self) -> "MemoryPlan | None":
         """How the model keeps to its memory budget; None without one, before its first batch, and in pipelines."""
         return None if self._parallel is None else self._parallel.memory_plan
 

@@ -1,10 +1,10 @@
-"""Plans: operations for one chain and what they should take, and their files; for compiled code a share of torch's."""
+"""Plans: operations for one chain and what they should take, and their files."""
 
 import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trainwright.errors import PlanMismatch
 from trainwright.files import read_json, write_text
@@ -12,10 +12,9 @@ from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Link, Operation, parse_operation
 from trainwright.plan.memory.simulate import Simulation, simulate
 
-__all__ = ["SCHEMA", "CompiledPlan", "Compiler", "Plan"]
+__all__ = ["SCHEMA", "Plan"]
 
 SCHEMA = 1
-Compiler = Literal["inductor", "aot_eager"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,25 +129,3 @@ class Plan:
         """Read a plan from a JSON file."""
         allowed = "a file that Plan.save or `trainwright memory plan --out` wrote"
         return cls.from_json(read_json(path, "plan file", allowed=allowed, error=PlanMismatch))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompiledPlan:
-    """A compiled step within a budget: the share of saved values that torch's partitioner is allowed, and its peak."""
-
-    budget_bytes: int
-    peak_bytes: int
-    """Measured: live allocations of a step at their most, with parameters, buffers and batch."""
-    fixed_bytes: int
-    """Of these: parameters, buffers, batch, the optimizer's state and the reserve."""
-    input_bytes: int
-    """Of the batch; larger ones are refused."""
-    saved_share: float
-    """torch's `activation_memory_budget`: 1 saves what torch saves without a budget, 0 recomputes all that it can."""
-    compiler: Compiler
-    torch_version: str | None = None
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The plan's numbers by name."""
-        return asdict(self)

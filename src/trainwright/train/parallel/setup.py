@@ -99,16 +99,15 @@ def set_up_model(
     if plan.memory is None:
         # Recomputation wraps blocks before the strategy does, so that a strategy's exchanges are run again too.
         recompute_blocks(model, plan)
-        if plan.compile:
-            for block in blocks_of(model) or [model]:
-                block.compile(backend=plan.compile)
-    elif inner != "pipeline":
+    if plan.compile:
+        for block in blocks_of(model) or [model]:
+            block.compile(backend=plan.compile)
+    if plan.memory is not None and inner != "pipeline":
         budget = Budgeted(
             model,
             plan.memory,
             optimizer=optimizer,
             reserve_bytes=0 if mesh is None else _bucket_bytes(model),
-            compiler=plan.compile,
             # What exchanges tensors within the model must do so in one order on all ranks.
             together=mesh is not None and (sync_bn or plan.zero > 0 or inner == "tensor"),
             on_plan=on_plan,

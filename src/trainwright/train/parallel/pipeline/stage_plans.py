@@ -21,6 +21,7 @@ from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.measure import measure_chain
+from trainwright.train.parallel.recompute.program import remade_operations
 from trainwright.train.parallel.recompute.sample_step import Call
 
 __all__ = ["StageWay", "choose_operations", "plan_stages", "ways_to_run"]
@@ -64,8 +65,10 @@ def plan_stages(
     full_bytes = state_bytes + sum(plain.peak_bytes for plain, *_ in ways.values())
     chosen = choose_operations(ways, read_budget(budget, full_bytes) - state_bytes)
     return {
-        index: carry_out(stage, [each.name for each in chains[index].stages], chosen[index])
-        if _reruns(chosen[index])
+        index: carry_out(
+            stage, [each.name for each in chains[index].stages], chosen[index], remade=remade_operations(chains[index])
+        )
+        if _saves_less(chosen[index])
         else stage
         for index, stage in stages.items()
     }
@@ -147,5 +150,5 @@ def _held_bytes(chain: Chain, operations: Sequence[Operation]) -> int:
     return sum(alive.values())
 
 
-def _reruns(operations: Operations) -> bool:
-    return any(operation.kind in _RERUN for operation in operations)
+def _saves_less(operations: Operations) -> bool:
+    return any(operation.kind in _RERUN or operation.option for operation in operations)

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from trainwright.plan.memory.plan_record import CompiledPlan, Plan
-from trainwright.train.parallel.recompute.compiled import fit_compiled
+from trainwright.plan.memory.plan_record import Plan
 from trainwright.train.parallel.recompute.fitting import apply, fit
 from trainwright.train.parallel.recompute.sample_step import Call
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
@@ -34,20 +33,19 @@ class Budgeted:
     def __init__(
         self,
         model: nn.Module,
-        budget: str | float | Plan | CompiledPlan,
+        budget: str | float | Plan,
         *,
         optimizer: Optimizer | None = None,
         reserve_bytes: int = 0,
-        compiler: str = "",
         together: bool = False,
         on_plan: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        self.plan: Plan | CompiledPlan | None = None
+        self.plan: Plan | None = None
         # Copies of the model's own class, with its children and hooks, whatever a strategy makes of the model.
         self._whole, self._model, self.module = model, copy.copy(model), copy.copy(model)
         self.module.forward = self._forward
         self._budget, self._optimizer, self._reserve_bytes = budget, optimizer, reserve_bytes
-        self._compiler, self._together, self._on_plan = compiler, together, on_plan
+        self._together, self._on_plan = together, on_plan
         self._loss: Loss | None = None
         self._accumulate = False
         self._planned: nn.Module | None = None
@@ -77,7 +75,7 @@ class Budgeted:
 
     def _plan_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Make the module that trains a batch within the budget, unless the last one does."""
-        if isinstance(self._budget, Plan | CompiledPlan):
+        if isinstance(self._budget, Plan):
             if self._planned is None:
                 self._keep_module(apply(self._model, self._budget))
             return
@@ -93,10 +91,7 @@ class Budgeted:
             "accumulate": self._accumulate,
             "reserve_bytes": self._reserve_bytes,
         }
-        if self._compiler:
-            module = fit_compiled(self._model, sample, compiler=self._compiler, **settings)  # type: ignore[arg-type]  # a layout's
-        else:
-            module = fit(self._model, sample, agree=self._agree, sharded=self._whole, **settings)
+        module = fit(self._model, sample, agree=self._agree, sharded=self._whole, **settings)
         self._input_bytes, self._adds_up = size, self._accumulate
         self._keep_module(module)
 

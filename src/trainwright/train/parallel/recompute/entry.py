@@ -12,7 +12,7 @@ from torch import nn
 from trainwright.errors import BudgetExceeded, UnsupportedModel
 from trainwright.plan.byte_sizes import format_bytes
 from trainwright.train.parallel.recompute.interpreter import PlanInterpreter
-from trainwright.train.parallel.recompute.program import Act
+from trainwright.train.parallel.recompute.program import NOTHING_REMADE, Act, RemadeOperations
 from trainwright.train.parallel.recompute.stage_calls import check_trains, stage_sites
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
 
@@ -81,14 +81,16 @@ def carry_out(
     names: Sequence[str],
     acts: Sequence[Act] | None,
     *,
+    remade: RemadeOperations = NOTHING_REMADE,
     most_bytes: int | None = None,
 ) -> nn.Module:
     """Return a module that trains as `acts` (see `program.place_acts`) of these stages say; it shares all with `model`.
 
     Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
     itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by
-    bit. Without acts it runs as the model itself always. Batches of more than `most_bytes` are refused. Raises
-    `ChainError` if a forward or backward of a stage is missing, `PlanMismatch` for a stage that the model has not.
+    bit. `remade` are the operations that a stage does again, by stage and option. Without acts it runs as the model
+    itself always. Batches of more than `most_bytes` are refused. Raises `ChainError` if a forward or backward of a
+    stage is missing, `PlanMismatch` for a stage that the model has not.
     """
     check_trains(model)
     # A shallow copy has the same parameters, buffers and children.
@@ -97,7 +99,7 @@ def carry_out(
         make = _as_it_is
     else:
         stage_sites(model, names)
-        make = partial(_planned, tuple(names), tuple(acts))
+        make = partial(_planned, tuple(names), tuple(acts), remade)
     planned.forward = PlannedForward(planned, make, train=make(), most_bytes=most_bytes)
     return planned
 
@@ -110,8 +112,8 @@ def _as_it_is() -> Train:
     return _plain
 
 
-def _planned(names: Sequence[str], acts: Sequence[Act]) -> Train:
-    program = PlanInterpreter(names, acts)
+def _planned(names: Sequence[str], acts: Sequence[Act], remade: RemadeOperations) -> Train:
+    program = PlanInterpreter(names, acts, remade)
 
     def train(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return program.run(module, args, kwargs)

@@ -11,15 +11,14 @@ from torch.optim import Optimizer
 from trainwright.errors import BudgetExceeded
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
-from trainwright.plan.memory.plan_record import CompiledPlan, Plan
+from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, plan_chain
-from trainwright.train.parallel.recompute.compiled import apply_compiled
 from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.gathered import fixed_bytes, parameters_gathered
 from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
-from trainwright.train.parallel.recompute.program import place_acts
+from trainwright.train.parallel.recompute.program import place_acts, remade_operations
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 from trainwright.train.parallel.recompute.trees import granule_of
 
@@ -38,14 +37,13 @@ def chain_of(
     return measure_chain(model, sample, optimizer=state, stages=stages, **settings)
 
 
-def apply(model: nn.Module, plan: Plan | CompiledPlan) -> nn.Module:
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """Return a module that trains as a plan says; raise PlanMismatch if the plan was made for other stages."""
-    if isinstance(plan, CompiledPlan):
-        return apply_compiled(model, plan)
     names = tuple(stage.name for stage in plan.chain.stages)
     # What recomputes nothing and moves nothing needs no interpreter.
     acts = None if plan.solver == "none" else place_acts(plan)
-    module = carry_out(model, names, acts, most_bytes=plan.chain.input_bytes)
+    remade = remade_operations(plan.chain)
+    module = carry_out(model, names, acts, remade=remade, most_bytes=plan.chain.input_bytes)
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
     return module
 

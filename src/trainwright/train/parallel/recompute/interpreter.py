@@ -22,13 +22,16 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
-from trainwright.plan.memory.operations import OperationKind, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.train.parallel.recompute.copies import Copies
 from trainwright.train.parallel.recompute.gathered import stage_gathered
+from trainwright.train.parallel.recompute.operation_tape import OperationTape, Remade, remaking
 from trainwright.train.parallel.recompute.program import (
     FORWARDS,
+    NOTHING_REMADE,
     Act,
     Release,
+    RemadeOperations,
     arrange_script,
     lent_stages,
     moved_stages,
@@ -37,12 +40,13 @@ from trainwright.train.parallel.recompute.run_context import (
     Autocast,
     Buffers,
     RunContext,
+    drawing_again,
     drawn_from,
     read_generators,
 )
 from trainwright.train.parallel.recompute.stage_arguments import StageCall
 from trainwright.train.parallel.recompute.stage_calls import StageSite, stage_calls, stage_sites
-from trainwright.train.parallel.recompute.step_store import Slots, StageParts, StepStore
+from trainwright.train.parallel.recompute.step_store import Slots, StageParts, StepStore, alive_slots, tensors_to_move
 from trainwright.train.parallel.recompute.trees import storage_key, storage_keys, tensors_of
 from trainwright.train.parallel.recompute.values import (
     Boundary,
@@ -72,8 +76,10 @@ class _Full(BaseException):
 class PlanInterpreter:
     """Acts on stages by their names, and what is known of each."""
 
-    def __init__(self, names: Sequence[str], acts: Sequence[Act]) -> None:
+    def __init__(self, names: Sequence[str], acts: Sequence[Act], remade: RemadeOperations = NOTHING_REMADE) -> None:
         self.names = tuple(names)
+        # What an option does again; a set, which each operation of a stage asks.
+        self.remade = {key: frozenset(numbers) for key, numbers in remade.items() if numbers}
         self.script = arrange_script(acts, len(names))
         self.reruns = {stage for stage, times in self.script.runs.items() if times > 1}
         self.lent, self.moved = lent_stages(self.script.acts), moved_stages(self.script.acts)
@@ -173,7 +179,9 @@ class PlanInterpreter:
             # What runs again saves empty slots; autograd then holds no tensor of this stage.
             if not kept:
                 slots = step.slots[number] = []
-                pack = self._make_packer(part, number, call, given) if act.kind is OperationKind.FORWARD_ALL else None
+                pack = None
+                if act.kind is OperationKind.FORWARD_ALL:
+                    pack = stack.enter_context(self._packing(part, act, call, given))
                 fill = partial(self._read_slot, step, number)
                 stack.enter_context(saved_tensors_hooks(_put_slots(slots, pack), fill))
             # A rerun must see the same weights, random numbers and buffers.
@@ -257,15 +265,16 @@ class PlanInterpreter:
         given = tensors_of(arguments)
         # Slots are filled in the order in which the first run made them.
         left = slots[::-1] if filling else []
-        hooks = saving_nothing()
-        if filling:
-            pack = self._make_packer(part, number, call, given)
-            hooks = saving_nothing(_fill_slots(left, pack, where=where, stop=graph_only))
         try:
             with (
-                torch.enable_grad(), stage_gathered(part.sharded), call.autocast.entered(), hooks, seen.again(),
-                seen.same_weights(), Buffers.scratch(seen),
+                torch.enable_grad(), stage_gathered(part.sharded), call.autocast.entered(), drawing_again(seen.random),
+                seen.same_weights(), Buffers.scratch(seen), contextlib.ExitStack() as stack,
             ):  # fmt: skip
+                hooks = saving_nothing()
+                if filling:
+                    pack = stack.enter_context(self._packing(part, act, call, given))
+                    hooks = saving_nothing(_fill_slots(left, pack, where=where, stop=graph_only))
+                stack.enter_context(hooks)
                 output = _handed_on(call.forward(*arguments[0], **arguments[1]), storage_keys(given))
         except _Full:
             step.saved[number] = None
@@ -287,13 +296,13 @@ class PlanInterpreter:
             assert self.copies is not None  # noqa: S101  a value that is sent leaves
             boundary = step.outputs(value).get(number)
             slots = step.slots.get(number, []) if value is Value.SAVED else []
-            tensors = _tensors_to_move(boundary, slots, step.staying)
+            tensors = tensors_to_move(boundary, slots, step.staying)
             step.away[value, number] = OffloadedValue(boundary, tensors, self.copies)
         elif kind is OperationKind.PREFETCH:
             step.outputs(value)[number] = step.away[value, number].fetch()
         else:
             step.outputs(value).pop(number, None)
-            for slot in _alive(step.slots.get(number, [])) if value is Value.SAVED else ():
+            for slot in alive_slots(step.slots.get(number, [])) if value is Value.SAVED else ():
                 slot.hold(None)
             away = step.away.pop((value, number), None)
             if away is not None:
@@ -313,6 +322,17 @@ class PlanInterpreter:
         if boundary is None:
             raise _second_pass_error()
         return boundary
+
+    @contextlib.contextmanager
+    def _packing(self, part: StageParts, act: Act, call: StageCall, given: Sequence[torch.Tensor]) -> Iterator[_Pack]:
+        """Yield how saved tensors of a stage that runs inside are held in their slots."""
+        pack = self._make_packer(part, act.stage, call, given)
+        remade = self.remade.get((act.stage, act.option)) if isinstance(act, Operation) else None
+        if remade is None:
+            yield pack
+            return
+        with OperationTape(remade, pack) as tape:
+            yield tape.pack
 
     def _make_packer(self, part: StageParts, number: int, call: StageCall, given: Sequence[torch.Tensor]) -> _Pack:
         """Return how a stage's saved tensors are held in their slots."""
@@ -356,7 +376,11 @@ class PlanInterpreter:
             return held
         if held is None:
             raise _second_pass_error()
-        return held.of_input(self._value_of(step, number - 1).tensors)
+        if isinstance(held, Remade):
+            with remaking():
+                return held.tensor(partial(self._read_slot, step, number))
+        alias: InputAlias = held
+        return alias.of_input(self._value_of(step, number - 1).tensors)
 
 
 def _hold_detached(slot: SavedTensor, tensor: torch.Tensor) -> None:
@@ -405,22 +429,6 @@ def _fill_slots(left: Slots, pack: _Pack, *, where: str, stop: bool) -> Callable
             raise _Full
 
     return fill
-
-
-def _alive(slots: Slots) -> Iterator[SavedTensor]:
-    return (slot for reference in slots if (slot := reference()) is not None)
-
-
-def _tensors_to_move(
-    boundary: Boundary | None, slots: Slots, staying: set[int]
-) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor | None], None]]]:
-    """Yield the tensors of an output and of a graph that go to the host, each with what takes it back."""
-    for place, leaf in enumerate(boundary.tensors if boundary is not None else ()):
-        if leaf is not None and can_move(leaf) and storage_key(leaf) not in staying:
-            yield leaf, partial(boundary.replace, place)  # type: ignore[union-attr]  # it has leaves
-    for slot in _alive(slots):
-        if slot.moves and isinstance(slot.held, torch.Tensor) and storage_key(slot.held) not in staying:
-            yield slot.held, slot.hold
 
 
 def _differs_error(where: str) -> UnsupportedModel:

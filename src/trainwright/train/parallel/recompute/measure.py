@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from trainwright.errors import UnsupportedModel
-from trainwright.model.chain import Chain, Stage, with_least_peaks
+from trainwright.model.chain import Chain, Option, Stage, with_least_peaks
 from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes
 from trainwright.train.parallel.recompute.sample_step import Call, as_call, plain_peak, restored_after
+from trainwright.train.parallel.recompute.selective_options import SelectiveOption
 from trainwright.train.parallel.recompute.skeleton_step import SkeletonStep, StagesChangedError
 from trainwright.train.parallel.recompute.stage_calls import check_trains, find_stages
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
@@ -124,6 +125,7 @@ def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool, offload: b
         return count - between - (made if accumulate else 0)
 
     found: list[Stage] = []
+    selective: list[Sequence[SelectiveOption]] = [()]
     before = 0
     for place in range(len(calls) - 1, -1, -1):
         call, linked = calls[place], calls[place - 1].linked_bytes if place else None
@@ -183,9 +185,34 @@ def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool, offload: b
         # What lies before a stage goes with it where a pipeline places parameters.
         extra = [*call.gradients, *(step.end_gradients if place == 0 else ())]
         parameters = [*(each for module in call.site.modules for each in module.parameters()), *extra]
-        found.append(Stage(name=call.site.name, parameter_bytes=total_bytes(parameters, granule), **fields))
+        stage = Stage(name=call.site.name, parameter_bytes=total_bytes(parameters, granule), **fields)
+        found.append(stage)
+        selective.append(() if offload else call.taken.selective)
         later |= {*own, *map(id, call.gradients)}
-    return with_least_peaks(found[::-1])
+    least = with_least_peaks(found[::-1])
+    return [
+        replace(stage, options=_options_of(stage, each)) for stage, each in zip(least, selective[::-1], strict=True)
+    ]
+
+
+def _options_of(stage: Stage, selective: Sequence[SelectiveOption]) -> tuple[Option, ...]:
+    """Return ways to run a stage that keep less; at most all that it saves is there again in its backward."""
+    found = []
+    for each in selective:
+        saved = max(stage.output_bytes, stage.saved_bytes - each.freed_bytes)
+        freed = stage.saved_bytes - saved
+        found.append(
+            Option(
+                name=f"{len(each.remade)} operations again",
+                forward_seconds=stage.forward_seconds + each.forward_seconds,
+                backward_seconds=stage.backward_seconds + each.backward_seconds,
+                saved_bytes=saved,
+                forward_temporary_bytes=stage.forward_temporary_bytes + freed,
+                backward_temporary_bytes=stage.backward_temporary_bytes + freed + each.extra_bytes,
+                remade=each.remade,
+            )
+        )
+    return tuple(found)
 
 
 def _whole_chain(

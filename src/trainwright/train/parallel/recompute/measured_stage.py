@@ -1,14 +1,14 @@
 """The bytes and seconds of one stage, called alone with what a model has called it with."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
 from trainwright.model.trace.storages import StorageTracker
@@ -18,6 +18,7 @@ from trainwright.train.parallel.recompute.run_context import (
     set_generators,
     swapped_values,
 )
+from trainwright.train.parallel.recompute.selective_options import OperationRecorder, SelectiveOption
 from trainwright.train.parallel.recompute.stage_arguments import snapshot
 from trainwright.train.parallel.recompute.stage_calls import StageSite
 from trainwright.train.parallel.recompute.trees import (
@@ -58,6 +59,7 @@ class StageBytes:
     backward_seconds: float
     again_seconds: float
     """What a stage that runs again takes beyond two forwards: empty slots, random numbers and buffers kept."""
+    selective: Sequence[SelectiveOption] = ()
 
     def fields(self, linked_bytes: int | None) -> dict[str, Any]:
         """Return the fields of a stage's record, by how many bytes of its output the next stage reads as they are.
@@ -100,7 +102,8 @@ def measure_stage(site: StageSite, forward: Callable[..., Any], given: Any, *, g
         entered = opened()
         before = tracker.live_bytes
         saved: list[None] = []
-        with tracker, saving_nothing(lambda _: saved.append(None)):
+        earlier = OperationRecorder(granule)
+        with earlier, tracker, saving_nothing(lambda _: saved.append(None)):
             out = runs.call(entered)
         made = total_bytes(_new_tensors(out, entered), granule)
         left = max(0, tracker.live_bytes - before - made)
@@ -112,7 +115,8 @@ def measure_stage(site: StageSite, forward: Callable[..., Any], given: Any, *, g
         entered = opened()
         tracker.restart_peak()
         before = tracker.live_bytes
-        with tracker:
+        recorder = OperationRecorder(granule, earlier)
+        with recorder, tracker, saved_tensors_hooks(recorder.save, _identity):
             result = runs.call(entered)
         _check_same(site, first, tensors_of(result))
         # The first run's output was alive beside all of this run, and is no part of it.
@@ -122,6 +126,7 @@ def measure_stage(site: StageSite, forward: Callable[..., Any], given: Any, *, g
         before -= beside
         grown = max(0, tracker.live_bytes - before)
         temporary = max(0, tracker.peak_bytes - beside - before - grown)
+        outputs = {storage_key(each) for each in tensors_of(result)}
         ends = [each for each in _new_tensors(result, entered) if each.requires_grad]
         gradient_bytes = sum(_alone_bytes(each, granule) for each in ends)
         edges, seeds = [get_gradient_edge(each) for each in ends], [_gradient_seed(each) for each in ends]
@@ -153,6 +158,7 @@ def measure_stage(site: StageSite, forward: Callable[..., Any], given: Any, *, g
         forward_seconds=forward_seconds,
         backward_seconds=backward_seconds,
         again_seconds=_RERUN_SECONDS + len(saved) * _SLOT_SECONDS,
+        selective=recorder.options(outputs, forward_seconds) if _is_eager(site) else (),
     )
 
 
@@ -225,6 +231,19 @@ class _Runs:
         for module in self._modules:
             for parameter in module.parameters():
                 parameter.grad = None
+
+
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _is_eager(site: StageSite) -> bool:
+    """Return whether no module is compiled: compiled code does not run under a mode that watches operations."""
+    return not any(
+        hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) is not None
+        for module in site.modules
+        for each in module.modules()
+    )
 
 
 def _new_tensors(result: Any, given: Any) -> list[torch.Tensor]:

@@ -1,24 +1,28 @@
 """A plan's operations as the interpreter does them: copies placed, and what the model itself does marked."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final
 
 from trainwright.errors import ChainError
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.plan_record import Plan
 
 __all__ = [
     "FORWARDS",
+    "NOTHING_REMADE",
     "Act",
     "Release",
+    "RemadeOperations",
     "Script",
     "arrange_script",
     "lent_stages",
     "moved_stages",
     "place_acts",
+    "remade_operations",
 ]
 
 FORWARDS: Final = frozenset({OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP})
@@ -34,6 +38,9 @@ class Release:
 
 
 Act = Operation | Release
+RemadeOperations = Mapping[tuple[int, int], Sequence[int]]
+"""Of a stage and its option, the numbers of the operations that its backward does again."""
+NOTHING_REMADE: Final[RemadeOperations] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,7 @@ class Script:
         """The stages that run once, and whose saved values lie untouched until their backward."""
         acts = self.acts
         once = {act.stage for act in acts if act.kind is OperationKind.FORWARD_ALL}
+        once -= {act.stage for act in acts if isinstance(act, Operation) and act.option}
         once -= {stage for stage, times in self.runs.items() if times > 1}
         return once - lent_stages(acts) - {act.stage for act in acts if act.value is Value.SAVED}
 
@@ -83,6 +91,15 @@ class Script:
                 if next(uses) == Operation(OperationKind.BACKWARD, own):
                     found.add(place)
         return found
+
+
+def remade_operations(chain: Chain) -> RemadeOperations:
+    """Return what the backwards of a chain's stages do again, by stage and option."""
+    return {
+        (number, place): option.remade
+        for number, stage in enumerate(chain.stages, start=1)
+        for place, option in enumerate(stage.options, start=1)
+    }
 
 
 def place_acts(plan: Plan) -> tuple[Act, ...]:

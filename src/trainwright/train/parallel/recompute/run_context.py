@@ -17,6 +17,7 @@ __all__ = [
     "Autocast",
     "Buffers",
     "RunContext",
+    "drawing_again",
     "drawn_from",
     "has_hooks",
     "read_generators",
@@ -81,6 +82,18 @@ def set_generators(states: Mapping[str, Any]) -> None:
             torch.set_rng_state(state)
         else:
             torch.cuda.set_rng_state(state, name)
+
+
+@contextlib.contextmanager
+def drawing_again(states: Mapping[str, Any]) -> Iterator[None]:
+    """Draw the numbers behind these states again, and leave the generators where they were."""
+    # A rerun is no draw of its own.
+    now = read_generators(states)
+    set_generators(states)
+    try:
+        yield
+    finally:
+        set_generators(now)
 
 
 def drawn_from(states: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,17 +196,6 @@ class RunContext:
         finally:
             for held, name, tensor in other:
                 held[name] = tensor
-
-    @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
-        """Draw the same numbers again, and leave the generators where they were."""
-        # A rerun is no draw of its own.
-        now = read_generators(self.random)
-        set_generators(self.random)
-        try:
-            yield
-        finally:
-            set_generators(now)
 
 
 def _get(place: Place) -> Any:

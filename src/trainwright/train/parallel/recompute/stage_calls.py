@@ -232,14 +232,15 @@ def stage_calls(model: nn.Module, sites: Mapping[str, StageSite], on_call: OnCal
         if site.start >= 0:
             rows.setdefault(site.owner, {})[site.start] = site
         else:
-            put[site.owner] = partial(_called, on_call, site, forward if site.owner is model else site.owner.forward)
+            own = forward if site.owner is model else getattr(site.owner, _called_by(site.owner))
+            put[site.owner] = partial(_called, on_call, site, own)
     for owner, starts in rows.items():
         put[owner] = partial(_run_row, owner, starts, on_call)
     # The model's own forward is what its caller runs.
     forward = put.pop(model, forward)
-    before = {module: vars(module).get("forward") for module in put}
+    before = {module: vars(module).get(_called_by(module)) for module in put}
     for module, call in put.items():
-        vars(module)["forward"] = call
+        vars(module)[_called_by(module)] = call
     try:
         yield forward
     finally:
@@ -247,7 +248,12 @@ def stage_calls(model: nn.Module, sites: Mapping[str, StageSite], on_call: OnCal
             if own is None:
                 del vars(module)["forward"]
             else:
-                vars(module)["forward"] = own
+                vars(module)[_called_by(module)] = own
+
+
+def _called_by(module: nn.Module) -> str:
+    """Return the name of what a module's call runs: where it is compiled, all of that."""
+    return "forward" if vars(module).get("_compiled_call_impl") is None else "_compiled_call_impl"
 
 
 def _called(on_call: OnCall, site: StageSite, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,11 @@
 """What is held during one forward and backward pass that follows a plan, and what is known of each stage's modules."""
 
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
 from torch import nn
 
 from trainwright.plan.memory.operations import Value
@@ -10,9 +13,10 @@ from trainwright.train.parallel.recompute.gathered import sharded_modules
 from trainwright.train.parallel.recompute.run_context import Autocast, Buffers, RunContext, has_hooks, weight_places
 from trainwright.train.parallel.recompute.stage_arguments import StageCall
 from trainwright.train.parallel.recompute.stage_calls import StageSite
-from trainwright.train.parallel.recompute.values import Boundary, OffloadedValue, SavedTensor
+from trainwright.train.parallel.recompute.trees import storage_key
+from trainwright.train.parallel.recompute.values import Boundary, OffloadedValue, SavedTensor, can_move
 
-__all__ = ["Slots", "StageParts", "StepStore"]
+__all__ = ["Slots", "StageParts", "StepStore", "alive_slots", "tensors_to_move"]
 
 Slots = list[weakref.ref[SavedTensor]]
 """A node that has run lets go of its own."""
@@ -60,6 +64,23 @@ class StepStore:
         """Let go of all of it."""
         for held in (self.bare, self.saved, self.calls, self.slots, self.away):
             held.clear()
+
+
+def alive_slots(slots: Slots) -> Iterator[SavedTensor]:
+    """Yield the slots that a graph still has."""
+    yield from (slot for reference in slots if (slot := reference()) is not None)
+
+
+def tensors_to_move(
+    boundary: Boundary | None, slots: Slots, staying: set[int]
+) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor | None], None]]]:
+    """Yield the tensors of an output and of a graph that go to the host, each with what takes it back."""
+    for place, leaf in enumerate(boundary.tensors if boundary is not None else ()):
+        if leaf is not None and can_move(leaf) and storage_key(leaf) not in staying:
+            yield leaf, partial(boundary.replace, place)  # type: ignore[union-attr]  # it has leaves
+    for slot in alive_slots(slots):
+        if slot.moves and isinstance(slot.held, torch.Tensor) and storage_key(slot.held) not in staying:
+            yield slot.held, slot.hold
 
 
 def _runs_python(stage: nn.Module) -> bool:

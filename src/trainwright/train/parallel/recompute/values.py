@@ -93,7 +93,8 @@ class SavedTensor:
     __slots__ = ("__weakref__", "held", "moves", "version")
 
     def __init__(self) -> None:
-        self.held: torch.Tensor | InputAlias | None = None
+        self.held: Any = None
+        """A tensor, an `InputAlias`, an operation's result that is to be made again, or nothing."""
         self.moves = False
         """Whether it goes to the host with its graph."""
         # How often the tensor had been written when it was saved.

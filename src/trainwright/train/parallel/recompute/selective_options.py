@@ -1,0 +1,239 @@
+"""Ways to run a block with gradients that keep less: which operations are done again, chosen by seconds a byte.
+
+One forward is recorded, with the seconds of each operation, what it reads and makes, and what autograd saves of it.
+A saved result may be made again by its operation if that does the same again; what this reads must be kept, or be
+made again too. Results are dropped one after the other, the one with the least seconds a byte first. So cheap ones go
+(activation functions, norms, casts, dropout's products) and dear ones stay (matrix products, convolutions, attention)
+as long as the times say so, and no kind of block needs a rule.
+"""
+
+import heapq
+import time
+import weakref
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from trainwright.model.trace.storages import tensors_in
+from trainwright.train.parallel.recompute.operation_tape import OperationKind, OperationMode
+from trainwright.train.parallel.recompute.trees import rounded_bytes, storage_key
+from trainwright.train.parallel.recompute.values import can_move
+
+__all__ = ["OperationRecorder", "SelectiveOption"]
+
+_OPTIONS = 4
+"""Of a block at most."""
+_SMALL = 1 / 64
+"""Of what a block saves: a smaller result is not worth its slot."""
+_STATE_BYTES = 5120
+"""Of a generator of numbers."""
+_WATCHED_SECONDS, _REMADE_SECONDS = 6e-6, 3e-5
+"""Of Python: for each operation that a tape sees, and for one that is done again."""
+
+
+class SelectiveOption(NamedTuple):
+    """Operations that are done again, and what this takes beyond keeping everything."""
+
+    remade: tuple[int, ...]
+    freed_bytes: int
+    """Of what autograd saves."""
+    extra_bytes: int
+    """Of what is made on the way, and was never saved."""
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass(eq=False, slots=True)
+class _Value:
+    """What is in a storage, from one write to the next."""
+
+    maker: int
+    """The operation, -1 for what the forward was given."""
+    size: int
+    saved: bool = False
+    written: bool = False
+    """Something else is in the storage since."""
+
+
+@dataclass(slots=True)
+class _Operation:
+    repeatable: bool
+    draws: bool
+    seconds: float
+    reads: list[_Value]
+    makes: list[_Value] = field(default_factory=list)
+
+
+class OperationRecorder(OperationMode):
+    """Records the operations of a forward that it is entered for; entered first, it times them without other modes.
+
+    `earlier` has recorded the same forward before: of two times the lesser counts.
+    """
+
+    def __init__(self, granule: int, earlier: "OperationRecorder | None" = None) -> None:
+        super().__init__()
+        self._granule = granule
+        self._earlier = [] if earlier is None else [each.seconds for each in earlier._operations]  # noqa: SLF001
+        self._operations: list[_Operation] = []
+        self._values: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Value]] = {}
+        self._outputs: set[int] = set()
+
+    def save(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note that autograd saves a tensor, and return what it is to hold."""
+        if can_move(tensor):
+            self._value_of(tensor).saved = True
+        return tensor.detach()
+
+    def run(self, kind: OperationKind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Do an operation, and record it."""
+        given = tensors_in((args, kwargs))
+        reads = [self._value_of(each) for each in given if can_move(each)]
+        started = _synchronised_now(given)
+        result = func(*args, **kwargs)
+        seconds = _synchronised_now(given) - started
+        written = tensors_in(kind.written(args, kwargs)) if kind.writes else []
+        # What it writes must have been made here, to be made again.
+        own = [self._value_of(each) if can_move(each) else None for each in written]
+        repeatable = kind.repeatable and len(reads) == len(given) and all(each and each.maker >= 0 for each in own)
+        self._operations.append(_Operation(repeatable, kind.draws, seconds, reads))
+        for value, tensor in zip(own, written, strict=True):
+            if value is not None:
+                value.written = True
+                self._add_value(tensor, self.number)
+        known = {storage_key(each) for each in given}
+        for tensor in tensors_in(result):
+            if can_move(tensor) and storage_key(tensor) not in known:
+                self._add_value(tensor, self.number)
+        return result
+
+    def _add_value(self, tensor: torch.Tensor, maker: int) -> _Value:
+        value = _Value(maker, rounded_bytes(tensor, self._granule))
+        self._values[storage_key(tensor)] = weakref.ref(tensor.untyped_storage()), value
+        if maker >= 0:
+            self._operations[maker].makes.append(value)
+        return value
+
+    def _value_of(self, tensor: torch.Tensor) -> _Value:
+        storage, value = self._values.get(storage_key(tensor), (None, None))
+        if value is None or storage is None or storage() is not tensor.untyped_storage():
+            return self._add_value(tensor, -1)
+        return value
+
+    def options(self, outputs: Collection[int], forward_seconds: float) -> list[SelectiveOption]:
+        """Return ways to keep less and less, by a forward's seconds; storages of outputs are there in any case."""
+        kept = {id(value) for key, (_, value) in self._values.items() if key in outputs}
+        saved = [value for _, value in self._values.values() if value.saved and not value.written]
+        if len(self._earlier) == len(self._operations):
+            for each, seconds in zip(self._operations, self._earlier, strict=True):
+                each.seconds = min(each.seconds, seconds)
+        return _Selection(self._operations, saved, kept, forward_seconds).options()
+
+
+class _Selection:
+    """Drops saved values of a recorded forward, one after the other."""
+
+    def __init__(
+        self, operations: list[_Operation], saved: list[_Value], outputs: set[int], forward_seconds: float
+    ) -> None:
+        self._operations = operations
+        total = sum(value.size for value in saved if value.maker >= 0)
+        # One run with cold caches says how the seconds are divided, others how many they are.
+        self._scale = min(1.0, forward_seconds / max(1e-12, sum(each.seconds for each in operations)))
+        self._candidates = [
+            value for value in saved if value.maker >= 0 and value.size > _SMALL * total and id(value) not in outputs
+        ]
+        # Running the whole block again would free all of it.
+        self._dearest = forward_seconds / max(total, 1)
+        self._dropped: set[int] = set()
+        self._remade: set[int] = set()
+
+    def options(self) -> list[SelectiveOption]:
+        """Return at most so many of the selections, of about equal steps in bytes."""
+        found: list[SelectiveOption] = []
+        heap = [(0.0, place, value) for place, value in enumerate(self._candidates)]
+        freed, watched = 0, len(self._operations) * _WATCHED_SECONDS
+        seconds = 0.0
+        while heap:
+            _, place, value = heapq.heappop(heap)
+            more = self._needed(value)
+            if more is None:
+                continue
+            cost = sum(self._seconds(each) for each in more) / value.size
+            # What has been dropped since may have made it cheaper, or dearer.
+            if heap and cost > heap[0][0]:
+                heapq.heappush(heap, (cost, place, value))
+                continue
+            if cost > self._dearest:
+                break
+            self._dropped.add(id(value))
+            self._remade |= more
+            freed, seconds = freed + value.size, seconds + cost * value.size
+            found.append(SelectiveOption(tuple(sorted(self._remade)), freed, self._extra_bytes(), watched, seconds))
+        if not found:
+            return []
+        # The last before each share of what can be freed.
+        chosen = {}
+        for share in range(1, _OPTIONS + 1):
+            limit = freed * share / _OPTIONS
+            within = [each for each in found if each.freed_bytes <= limit]
+            if within:
+                chosen[within[-1].freed_bytes] = within[-1]
+        return list(chosen.values())
+
+    def _seconds(self, number: int) -> float:
+        return self._operations[number].seconds * self._scale + _REMADE_SECONDS
+
+    def _needed(self, value: _Value) -> set[int] | None:
+        """Return the operations that are to be done as well to make a value again; None if it cannot be."""
+        needed: set[int] = set()
+        waiting = [value]
+        while waiting:
+            each = waiting.pop()
+            if each.maker in needed or each.maker in self._remade:
+                continue
+            if each.maker < 0 or not self._operations[each.maker].repeatable:
+                return None
+            needed.add(each.maker)
+            waiting += [
+                read for read in self._operations[each.maker].reads if read is not value and not self._is_there(read)
+            ]
+        return needed
+
+    def _is_there(self, value: _Value) -> bool:
+        return not value.written and (value.maker < 0 or (value.saved and id(value) not in self._dropped))
+
+    def _extra_bytes(self) -> int:
+        """Return the most bytes at a time of what is made beside what was dropped, with the states of generators."""
+        waiting = Counter(id(read) for number in self._remade for read in self._operations[number].reads)
+        live = most = 0
+        done: set[int] = set()
+        # The backward asks for what was saved last first; what this reads is made in the order of the forward.
+        for value in reversed(self._candidates):
+            if id(value) not in self._dropped:
+                continue
+            needed, asked = set[int](), [value.maker]
+            while asked:
+                number = asked.pop()
+                if number not in done | needed:
+                    needed.add(number)
+                    asked += [each.maker for each in self._operations[number].reads if each.maker in self._remade]
+            for number in sorted(needed):
+                live += sum(each.size for each in self._operations[number].makes if id(each) not in self._dropped)
+                most = max(most, live)
+                for each in self._operations[number].reads:
+                    waiting[id(each)] -= 1
+                    if not waiting[id(each)] and each.maker in self._remade and id(each) not in self._dropped:
+                        live -= each.size
+            done |= needed
+        return most + sum(self._operations[number].draws for number in self._remade) * _STATE_BYTES
+
+
+def _synchronised_now(tensors: Iterable[torch.Tensor]) -> float:
+    for tensor in tensors:
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+            break
+    return time.perf_counter()

@@ -1,0 +1,205 @@
+"""Options inside a block: some results are made again from others, kept; everything else is as without a plan."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright import memory
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
+from trainwright.plan.memory.planning import full_bytes
+from trainwright.train.parallel.recompute import selective_options
+from trainwright.train.parallel.recompute.fitting import chain_of
+from trainwright.train.parallel.recompute.operation_tape import OperationTape, remaking
+from trainwright.train.parallel.recompute.sample_step import tracked_peak
+from trainwright.train.parallel.recompute.values import SavedTensor
+
+ALL, KEEP, BACKWARD = OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.BACKWARD
+
+
+class Gated(nn.Module):
+    """Root mean square norms written out, a gate, casts, views of one product."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.both, self.down = nn.Parameter(torch.ones(32)), nn.Linear(32, 128), nn.Linear(64, 32)
+
+    def forward(self, x):
+        normed = self.scale * (x.double() * x.double().square().mean(-1, keepdim=True).add(1e-6).rsqrt()).to(x.dtype)
+        gate, up = self.both(normed).chunk(2, -1)
+        return x + self.down(nn.functional.silu(gate) * up)
+
+
+class Written(nn.Module):
+    """Results that are written in place: by activation functions, and by an assignment."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.out = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x):
+        wide = (self.inside(x) * 2).sigmoid_()
+        mask = torch.zeros_like(wide)
+        mask[..., ::2] = 1
+        return nn.functional.dropout(self.out(wide * mask).tanh(), 0.1) + x
+
+
+class Mixed(nn.Module):
+    """Half precision inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 32), nn.Dropout(0.2))
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x + self.layers(x).float()
+
+
+class Image(nn.Module):
+    """Batch norms with running statistics, and activations in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 3, padding=1),
+            nn.BatchNorm2d(4), nn.Hardswish(),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def encoder():
+    return nn.TransformerEncoderLayer(32, 2, 64, dropout=0.1, batch_first=True, norm_first=True, activation="gelu")
+
+
+BLOCKS = {"encoder": encoder, "gated": Gated, "written": Written, "mixed": Mixed, "image": Image}
+
+
+def subject(name, count=3):
+    torch.manual_seed(0)
+    sample = torch.randn(4, 4, 24, 24) if name == "image" else torch.randn(16, 24, 32)
+    return nn.Sequential(*(BLOCKS[name]() for _ in range(count))), sample
+
+
+@pytest.fixture(autouse=True)
+def _free_operations(monkeypatch):
+    """Whatever can be made again costs nothing, on any machine."""
+    monkeypatch.setattr(selective_options, "_REMADE_SECONDS", 0.0)
+    monkeypatch.setattr(selective_options, "_synchronised_now", lambda _: 0.0)
+
+
+def trained(model, sample):
+    """Gradients, buffers and the next random number after a step."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    model(sample).square().sum().backward()
+    found = [each.grad.clone() for each in model.parameters()]
+    return [*found, *(each.clone() for each in model.buffers()), torch.rand(1)]
+
+
+def plan_by(chain, option, *, again):
+    """Run every stage by an option, where it has so many; with `again` all but the last in the backward."""
+    last = len(chain.stages)
+    options = [min(option, len(stage.options)) for stage in chain.stages]
+    listed = [
+        Operation(KEEP, stage) if again and stage < last else Operation(ALL, stage, None, options[stage - 1])
+        for stage in range(1, last + 1)
+    ]
+    listed += [Operation(ALL, last + 1), Operation(BACKWARD, last + 1), Operation(BACKWARD, last)]
+    for stage in range(last - 1, 0, -1):
+        listed += [Operation(OperationKind.DELETE, stage, Value.OUTPUT)] if again and stage < last - 1 else []
+        listed += [Operation(ALL, stage, None, options[stage - 1])] if again else []
+        listed.append(Operation(BACKWARD, stage))
+    return memory.Plan.of(chain, tuple(listed), budget_bytes=1 << 40, solver="hand")
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_by_every_option_a_step_is_that_of_the_model_and_no_larger_than_foreseen(name, again):
+    model, sample = subject(name)
+    chain = chain_of(model, sample)
+    assert chain.stages[-1].options
+    expected = trained(copy.deepcopy(model), sample)
+    for option in range(1, max(len(stage.options) for stage in chain.stages) + 1):
+        twin = copy.deepcopy(model)
+        plan = plan_by(chain, option, again=again)
+        planned = memory.apply(twin, plan)
+        assert all(map(torch.equal, expected, trained(planned, sample))), option
+        assert tracked_peak(planned, sample) <= plan.peak_bytes
+        if not again:
+            assert plan.peak_bytes < full_bytes(chain)
+
+
+def test_a_plan_chooses_options_where_they_are_cheaper_than_to_run_blocks_again(tmp_path):
+    model, sample = subject("gated")
+    chain = chain_of(model, sample)
+    # Seconds as they are on a quiet machine.
+    stages = [
+        replace(
+            stage, forward_seconds=1.0, no_grad_forward_seconds=1.0, backward_seconds=2.0,
+            options=tuple(replace(each, forward_seconds=1.0, backward_seconds=2.1) for each in stage.options),
+        )
+        for stage in chain.stages
+    ]  # fmt: skip
+    plan = memory.plan(replace(chain, stages=tuple(stages)), budget=0.8)
+    assert any(operation.option for operation in plan.operations)
+    assert not any(operation.kind is KEEP for operation in plan.operations)
+    # What is made again comes with the plan's file.
+    plan.save(tmp_path / "plan.json")
+    planned = memory.apply(model, memory.Plan.load(tmp_path / "plan.json"))
+    expected = trained(copy.deepcopy(model), sample)
+    assert tracked_peak(planned, sample) <= plan.budget_bytes
+    assert all(map(torch.equal, expected, trained(planned, sample)))
+
+
+def test_a_forward_that_does_something_else_keeps_more_and_is_right():
+    """Numbers of operations are those of the sample; another forward has others."""
+
+    class Changing(Gated):
+        wider = False
+
+        def forward(self, x):
+            if self.wider:
+                x = nn.functional.dropout((x * 3).sin_(), 0.5) * x.exp()
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model, sample = nn.Sequential(*(Changing() for _ in range(2))), torch.randn(16, 24, 32)
+    chain = chain_of(model, sample)
+    planned = memory.apply(model, plan_by(chain, 9, again=False))
+    for block in model:
+        block.wider = True
+    assert all(map(torch.equal, trained(copy.deepcopy(model), sample), trained(planned, sample)))
+
+
+def test_a_long_row_of_operations_is_made_again_without_recursion():
+    def hold(slot, tensor):
+        slot.hold(tensor)
+
+    start = torch.randn(3)
+    with OperationTape(range(5000), hold) as tape:
+        value = start
+        for _ in range(5000):
+            value = value * 1.0001
+        slot = SavedTensor()
+        tape.pack(slot, value)
+    with remaking():
+        assert torch.equal(slot.held.tensor(lambda source: source.held), value)
+
+
+def test_what_is_read_before_a_write_is_made_before_it():
+    def hold(slot, tensor):
+        slot.hold(tensor)
+
+    source = torch.arange(4.0)
+    with OperationTape({0}, hold) as tape:
+        made = source + 1
+        slot = SavedTensor()
+        tape.pack(slot, made)
+        source.mul_(10)
+    with remaking():
+        assert torch.equal(slot.held.tensor(lambda given: given.held), torch.arange(4.0) + 1)
