@@ -186,6 +186,9 @@ class SkeletonStep:
             ) from error
         if any(each._version != version for each, version in zip(given, versions, strict=True)):  # noqa: SLF001
             reason = "it writes to what it is given"
+        elif storage_keys(output) <= storage_keys(given):
+            # Running it again would free nothing; what it hands on is what the stage before has made.
+            reason = "it makes no tensor of its own"
         if reason:
             self._unfit[kind] = reason
             self._leave_out(site, kind)
