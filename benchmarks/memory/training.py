@@ -160,7 +160,9 @@ class _Subject:
                 except Exception as error:  # noqa: BLE001  told, and left out
                     progress(f"training: {self.name}, first {count}{kind}: {error}")
                     continue
-                if all(map(torch.equal, self.gradients, found)):
+                # Running statistics are written twice; of gradients alone it is asked that they are the plain ones.
+                count_of_gradients = len(list(self.model.parameters()))
+                if all(map(torch.equal, self.gradients[:count_of_gradients], found)):
                     yield f"first {count} of {len(names)}{kind}", module
 
     def _peak(self, module: nn.Module) -> int:
