@@ -123,15 +123,15 @@ def test_by_every_option_a_step_is_that_of_the_model_and_no_larger_than_foreseen
     model, sample = subject(name)
     chain = chain_of(model, sample)
     assert chain.stages[-1].options
-    expected = trained(copy.deepcopy(model), sample)
+    expected, peaks = trained(copy.deepcopy(model), sample), []
     for option in range(1, max(len(stage.options) for stage in chain.stages) + 1):
         twin = copy.deepcopy(model)
         plan = plan_by(chain, option, again=again)
         planned = memory.apply(twin, plan)
         assert all(map(torch.equal, expected, trained(planned, sample))), option
         assert tracked_peak(planned, sample) <= plan.peak_bytes
-        if not again:
-            assert plan.peak_bytes < full_bytes(chain)
+        peaks.append(plan.peak_bytes)
+    assert again or min(peaks) < full_bytes(chain)
 
 
 def test_a_plan_chooses_options_where_they_are_cheaper_than_to_run_blocks_again(tmp_path):

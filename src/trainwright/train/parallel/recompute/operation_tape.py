@@ -133,7 +133,7 @@ class OperationTape(OperationMode):
             known = {} if written else {storage_key(each) for each in tensors_in((args, kwargs))}
             for place, tensor in enumerate(tensors_in(result)):
                 if can_move(tensor) and storage_key(tensor) not in known:
-                    made = Remade(repeated, place, None)
+                    made = Remade(_Result(repeated, place), None)
                     self._results[storage_key(tensor)] = weakref.ref(tensor.untyped_storage()), made
         return result
 
@@ -172,7 +172,7 @@ class OperationTape(OperationMode):
         self._results.pop(key, None)
         for reader in self._readers.pop(key, ()):
             with remaking():
-                reader.results(_held_tensor)
+                reader.run(_held_tensor)
 
 
 def _held_tensor(slot: SavedTensor) -> torch.Tensor:
@@ -188,26 +188,28 @@ class _Repeated:
     ) -> None:
         self.number, self._kind, self._func, self._random = number, kind, func, random
         self.given: tuple[Any, Any] | None = given
-        self.made: list[torch.Tensor] | None = None
+        self.outputs: list[weakref.ref[_Result]] = []
 
-    def results(self, read: ReadSlot) -> list[torch.Tensor]:
-        """Return the tensors that the operation makes, which stay."""
+    def run(self, read: ReadSlot) -> None:
+        """Make the results that somebody still refers to."""
         # What is read comes first, in the order of the forward: chains of it may be longer than Python's stack.
         missing: dict[int, _Repeated] = {}
         waiting = [self]
         while waiting:
             each = waiting.pop()
-            if each.made is None and each.number not in missing:
+            if each.given is not None and each.number not in missing:
                 missing[each.number] = each
                 waiting += each.read_operations()
-        # Each is let go of when it is done: its results are then its readers' alone.
         row = sorted(missing, reverse=True)
+        # Each is let go of when it is done: its results are then its readers' alone.
         while row:
             each = missing.pop(row.pop())
-            each.made = each.run_alone(read)
-            each.given = None
-        assert self.made is not None  # noqa: S101  it has been missing
-        return self.made
+            made = each.run_alone(read)
+            for reference in each.outputs:
+                result = reference()
+                if result is not None:
+                    result.value = made[result.place]
+            each.given = made = result = None  # type: ignore[assignment]  # let go of
 
     def read_operations(self) -> Iterator["_Repeated"]:
         """Yield the operations whose results are read; of one that is written in place, those that this reads."""
@@ -217,23 +219,21 @@ class _Repeated:
         for each in tree_leaves(self.given, is_leaf=_is_stand_in):
             if isinstance(each, Remade):
                 if any(each is one for one in own):
-                    yield from each.operation.read_operations()
+                    yield from each.result.operation.read_operations()
                 else:
-                    yield each.operation
+                    yield each.result.operation
 
     def run_alone(self, read: ReadSlot) -> list[torch.Tensor]:
         """Return the tensors that the operation makes, for one reader."""
-        if self.given is None:
-            return [each.clone() for each in self.made or ()]
         own = self._written()
 
         def tensor_of(value: Any) -> torch.Tensor:
             if isinstance(value, SavedTensor):
                 return read(value)
             # What it writes is made for it alone.
-            alone, operation = any(value is each for each in own), value.operation
-            return value.seen_in(operation.run_alone(read) if alone else operation.results(read))  # type: ignore[no-any-return]
+            return value.tensor(read, alone=any(value is each for each in own))  # type: ignore[no-any-return]
 
+        assert self.given is not None  # noqa: S101  it has not run
         args, kwargs = (_map_values((SavedTensor, Remade), tensor_of, each) for each in self.given)
         with drawing_again(self._random):
             return tensors_in(self._func(*args, **kwargs))
@@ -243,28 +243,40 @@ class _Repeated:
         return self._kind.written(*self.given)
 
 
+class _Result:
+    """A tensor that an operation makes again; it goes when nobody refers to it."""
+
+    __slots__ = ("__weakref__", "operation", "place", "value")
+
+    def __init__(self, operation: _Repeated, place: int) -> None:
+        self.operation, self.place = operation, place
+        self.value: torch.Tensor | None = None
+        operation.outputs.append(weakref.ref(self))
+
+
 class Remade(NamedTuple):
     """A result of an operation, and the view of it that is wanted."""
 
-    operation: _Repeated
-    place: int
+    result: _Result
     view: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None
 
     def seen_as(self, tensor: torch.Tensor) -> "Remade":
         """Return the view that a tensor is."""
         return self._replace(view=(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())))
 
-    def tensor(self, read: ReadSlot) -> torch.Tensor:
-        """Return the tensor, made if it is not there yet."""
-        return self.seen_in(self.operation.results(read))
-
-    def seen_in(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the view of a result."""
-        made = results[self.place]
-        assert self.view is not None  # noqa: S101  whoever reads has seen it
-        dtype, size, stride, offset = self.view
-        if (dtype, size, stride, offset) == (made.dtype, made.size(), made.stride(), made.storage_offset()):
+    def tensor(self, read: ReadSlot, *, alone: bool = False) -> torch.Tensor:
+        """Return the tensor, made if it is not there yet; one of its own for a reader that writes it, `alone`."""
+        operation, view = self.result.operation, self.view
+        if alone and operation.given is not None:
+            made = operation.run_alone(read)[self.result.place]
+        else:
+            if self.result.value is None:
+                operation.run(read)
+            assert self.result.value is not None  # noqa: S101  it refers to the result
+            made = self.result.value.clone() if alone else self.result.value
+        if view is None or view == (made.dtype, made.size(), made.stride(), made.storage_offset()):
             return made
+        dtype, size, stride, offset = view
         return made.view(dtype).as_strided(size, stride, offset)
 
 

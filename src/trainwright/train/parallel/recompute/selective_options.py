@@ -223,6 +223,12 @@ class _Selection:
             for number in sorted(needed):
                 live += sum(each.size for each in self._operations[number].makes if id(each) not in self._dropped)
                 most = max(most, live)
+                # What nobody reads goes at once, and what is read when its last reader is done.
+                live -= sum(
+                    each.size
+                    for each in self._operations[number].makes
+                    if id(each) not in self._dropped and not waiting[id(each)]
+                )
                 for each in self._operations[number].reads:
                     waiting[id(each)] -= 1
                     if not waiting[id(each)] and each.maker in self._remade and id(each) not in self._dropped:
