@@ -32,7 +32,6 @@ Places = NDArray[np.intp]
 _GROWTH, _GROWTHS = 16, 10  # hyperparameters are fitted anew after n / 16 more rows, at most max_rows / 10
 _PRIOR = 10.0  # results up to which a prior counts in full or more: its power falls as 10 / n
 _LEAST = -14.0  # logarithm of the least density of a prior that counts
-_DRAWN = 2  # one in so many trials is proposed by a local search, where trials report
 
 
 class _Known(NamedTuple):
@@ -67,9 +66,6 @@ class GaussianProcessSearcher(BayesianSearcher):
         mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
         proposals = []
         for trial in numbers:
-            # The maximum itself of what is gained lies on the edges of a space, where least is known. With a rule
-            # trials are many, and every other one takes the best of what was drawn.
-            improvement.local_search = not (view.partial and trial % _DRAWN)
             [row] = self._choose(view, improvement, [trial], view.tried, taken)
             improvement.believe(row[None, :])
             proposals.append(propose(view, row, trial, searcher=self.name, **mix))
