@@ -40,7 +40,7 @@ _WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "memory_growth_percent": ("growth of memory in process, at 80 % of what it can do", "{:+.1f} %".format),
     "endurance_minutes": ("- minutes that this lasted", "{:.0f}".format),
     "endurance_p99_ms": ("- p99", "{:.0f} ms".format),
-    "worst_gap": ("allocation: furthest below brute force, of 200 small cases of each size", "{:.1%}".format),
+    "worst_gap": ("allocation: furthest below brute force, of 20 small cases of each size", "{:.1%}".format),
     "seconds_12_on_4": ("- 12 members on 4 simulated devices", "{:.2f} s".format),
     "median_gain_over_batch_only": (
         "- gain over tuning batch sizes alone, median of simulated sets",
