@@ -69,3 +69,23 @@ class TestValues:
 
     def test_one_member(self):
         assert decompose_uncertainty([np.array([[[2.0, 0.5]]])], [0.3], "moments").epistemic.tolist() == [[0.0]]
+
+
+class TestOutOfDistribution:
+    def test_a_row_that_members_disagree_on_is_further(self):
+        """Agreeing members: 0 epistemic. Contrary ones: more, whatever the total."""
+        one = np.array([[0.9, 0.1], [0.9, 0.1], [0.5, 0.5]])
+        other = np.array([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])
+        found = decompose_uncertainty([one, other], [1, 1], "classes")
+        assert found.ood_score().argmax() == 1
+        assert found.ood_score()[[0, 2]].tolist() == [0.0, 0.0]
+        np.testing.assert_array_equal(found.ood_score("total"), found.total)
+
+    def test_of_several_values_one_score_a_row(self):
+        found = decompose_uncertainty([np.zeros((4, 3)), np.ones((4, 3))], [1, 1], "values")
+        assert found.ood_score().shape == (4,)
+
+    def test_unknown_score(self):
+        found = decompose_uncertainty([np.ones((1, 1))], [1], "values")
+        with pytest.raises(EnsembleError, match="got 'epistemi'; allowed: epistemic, total.*epistemic"):
+            found.ood_score("epistemi")
