@@ -4,9 +4,10 @@
 
 Pairs are of data that come with scikit-learn: classes that no model saw (digits 5 to 9, a cultivar, an iris), digits
 with their pixels shuffled, and cells of breast tumours whose columns are shuffled each by itself. `ours` is what
-`EnsembleSettings` choose from a random search of networks; `deep ensemble` five networks of one architecture that
-differ in their seeds; `Laplace` that of laplace-torch (last layer, full covariance, prior by marginal likelihood) on
-one such network: probit for the entropy, 200 samples for the mutual information. `single` is that network by itself.
+`EnsembleSettings` choose from a random search of networks, by each of its scores; `deep ensemble` five networks of one
+architecture that differ in their seeds; `Laplace` that of laplace-torch (last layer, full covariance, prior by marginal
+likelihood) on one such network: probit for the entropy, 200 samples for the mutual information. `single` is that
+network by itself.
 """
 
 import argparse
@@ -84,7 +85,9 @@ def _compare(pair: str, seed: int, trials: int) -> dict[str, float]:
 
     ours = _choose_ensemble(data, seed, trials)
     plain = [_fit(_PLAIN, data, 1000 * seed + number) for number in range(5)]
+    knowing = ours.with_inputs(*data["train"])
     scores: dict[str, Callable[[Array], Array]] = {
+        "ours, distance": lambda x: knowing.ood_score(x, "distance"),
         "ours, epistemic": lambda x: ours.ood_score(x, "epistemic"),
         "ours, total": lambda x: ours.ood_score(x, "total"),
     }

@@ -104,6 +104,15 @@ class TestPredict:
 
 
 class TestFolder:
+    def test_the_distance_from_the_training_inputs_is_kept(self, filled, tmp_path):
+        study, x, _ = filled
+        found = chosen(study).with_inputs(x["selection"])
+        far = np.concatenate([x["test"], x["test"] + 50])
+        scores = Ensemble.load(found.save(tmp_path / "out")).ood_score(far)
+        np.testing.assert_allclose(scores, found.ood_score(torch.as_tensor(far)), rtol=1e-3)
+        assert scores[: len(x["test"])].max() < scores[len(x["test"]) :].min()
+        assert found.ood_score(far, "total").shape == found.ood_score(far, "epistemic").shape == scores.shape
+
     def test_round_trip(self, filled, tmp_path):
         """The loaded ensemble predicts the same bits without the study, and tells the report it was saved with."""
         study, x, _ = filled

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.ensemble.combine.rules import NormalMixture, combine
-from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
+from trainwright.ensemble.combine.uncertainty import InputDistance, decompose_uncertainty, find_ood_score
 from trainwright.errors import EnsembleError
 
 serialise_weights = st.lists(st.floats(0.01, 10), min_size=1, max_size=5)
@@ -71,21 +71,56 @@ class TestValues:
         assert decompose_uncertainty([np.array([[[2.0, 0.5]]])], [0.3], "moments").epistemic.tolist() == [[0.0]]
 
 
-class TestOutOfDistribution:
-    def test_a_row_that_members_disagree_on_is_further(self):
-        """Agreeing members: 0 epistemic. Contrary ones: more, whatever the total."""
-        one = np.array([[0.9, 0.1], [0.9, 0.1], [0.5, 0.5]])
-        other = np.array([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])
-        found = decompose_uncertainty([one, other], [1, 1], "classes")
-        assert found.ood_score().argmax() == 1
-        assert found.ood_score()[[0, 2]].tolist() == [0.0, 0.0]
-        np.testing.assert_array_equal(found.ood_score("total"), found.total)
+class TestInputDistance:
+    def draw(self, count, seed=0):
+        """Two classes of correlated columns in units of their own."""
+        draws = np.random.default_rng(seed)
+        labels = draws.integers(0, 2, count)
+        common = draws.normal(size=(count, 1))
+        return (10.0 * labels[:, None] + common + 0.1 * draws.normal(size=(count, 3))) * [1.0, 1e4, 1e-4], labels
 
-    def test_of_several_values_one_score_a_row(self):
-        found = decompose_uncertainty([np.zeros((4, 3)), np.ones((4, 3))], [1, 1], "values")
-        assert found.ood_score().shape == (4,)
+    def test_rows_of_no_class_are_further(self):
+        """Between the classes, and off the line on which the columns move together, though each alone looks right."""
+        x, labels = self.draw(300)
+        found = InputDistance.fit(x, labels)
+        usual = np.quantile(found.measure(self.draw(200, 1)[0]), 0.99)
+        unit = np.array([1.0, 1e4, 1e-4])
+        assert found.measure(np.array([[5.0, 5.0, 5.0], [1.0, -1.0, 1.0]]) * unit).min() > 2 * usual
+        np.testing.assert_allclose(found.measure(x[:5]), InputDistance.fit(x[:, ::-1], labels).measure(x[:5, ::-1]))
 
-    def test_unknown_score(self):
-        found = decompose_uncertainty([np.ones((1, 1))], [1], "values")
-        with pytest.raises(EnsembleError, match="got 'epistemi'; allowed: epistemic, total.*epistemic"):
-            found.ood_score("epistemi")
+    def test_is_that_of_its_definition(self):
+        """With many rows the shrinkage vanishes, and the plain covariance's distance is left."""
+        x = np.random.default_rng(0).normal(size=(20_000, 2)) @ np.array([[2.0, 1.0], [0.0, 0.5]])
+        left = x[:5] - x.mean(axis=0)
+        expected = np.einsum("ni,ij,nj->n", left, np.linalg.inv(np.cov(x.T)), left)
+        np.testing.assert_allclose(InputDistance.fit(x).measure(x[:5]), expected, rtol=0.01)
+
+    def test_fewer_rows_than_columns_and_a_constant_one(self):
+        x = np.random.default_rng(0).normal(size=(5, 4, 5))
+        x[:, 0, 0] = 3.0
+        found = InputDistance.fit(x)
+        assert np.isfinite(found.measure(x)).all()
+        again = InputDistance.from_json(found.to_json())
+        np.testing.assert_allclose(again.measure(x), found.measure(x), rtol=1e-3)
+
+    @pytest.mark.parametrize(
+        ("x", "labels"),
+        [
+            (np.ones((1, 3)), None),
+            (np.ones((3, 3)), np.ones(2)),
+            (np.ones((3, 2000)), None),
+            (np.full((3, 3), np.nan), None),
+        ],
+    )
+    def test_refusals(self, x, labels):
+        with pytest.raises(EnsembleError, match=r"with_inputs: got .*allowed: at least 2 rows of at most 1024"):
+            InputDistance.fit(x, labels)
+
+
+def test_names_of_scores():
+    distance = InputDistance.fit(np.random.default_rng(0).normal(size=(9, 2)))
+    assert (find_ood_score(None, None), find_ood_score(None, distance)) == ("total", "distance")
+    assert find_ood_score("epistemic", distance) == "epistemic"
+    for wrong in ("distance", "epistemi"):
+        with pytest.raises(EnsembleError, match=f"got '{wrong}'; allowed: distance, total, epistemic, distance after"):
+            find_ood_score(wrong, None)

@@ -13,7 +13,7 @@ from trainwright.ensemble.combine.calibration import Calibration, calibrate
 from trainwright.ensemble.combine.conformal import Conformal
 from trainwright.ensemble.combine.rules import CombinationRule, combine, default_rule, find_rule, make_rule
 from trainwright.ensemble.combine.stacking import choose_rule
-from trainwright.ensemble.combine.uncertainty import Uncertainty, decompose_uncertainty
+from trainwright.ensemble.combine.uncertainty import InputDistance, Uncertainty, decompose_uncertainty, find_ood_score
 from trainwright.ensemble.ensemble_report import EnsembleReport, describe_member, make_report
 from trainwright.ensemble.export.folder import read_export, write_export
 from trainwright.ensemble.library.member import Member
@@ -40,6 +40,7 @@ class Ensemble:
     calibration: Calibration | None = None  # fitted to the pooled prediction; see `calibrated`
     conformity: Conformal | None = None  # what sets and intervals rest on; see `conformal`
     threshold: float | None = None  # epistemic uncertainty above which a row is unlike the calibration rows
+    distance: InputDistance | None = None  # from the training inputs; see `with_inputs`
     saved_report: Mapping[str, Any] = field(
         default_factory=dict, repr=False, compare=False
     )  # report of a loaded ensemble
@@ -82,9 +83,21 @@ class Ensemble:
         """Return the uncertainty of the members' weighted mixture for a batch x [N, ...], before calibration."""
         return decompose_uncertainty(self._member_outputs(x, batch_rows, device), self.weights, self.output)
 
-    def ood_score(self, x: "Array | torch.Tensor", score: str = "epistemic", *, device: str = "cpu") -> Array:
-        """Return for a batch x [N, ...] how unlike the training data each row is; see `Uncertainty.ood_score`."""
-        return self.uncertainty(x, device=device).ood_score(score)
+    def ood_score(self, x: "Array | torch.Tensor", score: str | None = None, *, device: str = "cpu") -> Array:
+        """Return per row [N] how unlike the training data it is: higher is further.
+
+        "distance" is that from the training inputs, for which `with_inputs` is needed, and what is used then; "total"
+        the predictive entropy, or the whole variance; "epistemic" the disagreement alone, 0 of a single member.
+        """
+        score = find_ood_score(score, self.distance)
+        if score == "distance" and self.distance is not None:
+            return self.distance.measure(np.asarray(x))
+        doubt = self.uncertainty(x, device=device).per_row()
+        return doubt.epistemic if score == "epistemic" else doubt.total
+
+    def with_inputs(self, x: Array, labels: Array | None = None) -> "Ensemble":
+        """Return the ensemble that knows the training rows x [N, ...], and their classes [N]; see `InputDistance`."""
+        return replace(self, distance=InputDistance.fit(x, labels))
 
     def predictions(self, split: str = "test") -> Array:
         """Return what `predict` says to the rows of a split, by ascending row id, from the kept predictions.
@@ -203,6 +216,7 @@ class Ensemble:
                 "calibration": None if self.calibration is None else asdict(self.calibration),
                 "conformity": None if self.conformity is None else asdict(self.conformity),
                 "threshold": self.threshold,
+                "distance": None if self.distance is None else self.distance.to_json(),
                 "splits": {name: split.digest for name, split in splits.items()},
                 "report": report,
             },
@@ -220,7 +234,7 @@ class Ensemble:
         """
         members, manifest = read_export(Path(directory))
         calibration, threshold = manifest["calibration"], manifest["threshold"]
-        conformity = manifest.get("conformity")
+        conformity, distance = manifest.get("conformity"), manifest.get("distance")
         try:
             return cls(
                 members=members,
@@ -229,6 +243,7 @@ class Ensemble:
                 calibration=None if calibration is None else Calibration(**calibration),
                 conformity=None if conformity is None else Conformal.from_json(conformity),
                 threshold=None if threshold is None else float(threshold),
+                distance=None if distance is None else InputDistance.from_json(distance),
                 saved_report=dict(manifest["report"]),
             )
         except (KeyError, TypeError, ValueError) as error:

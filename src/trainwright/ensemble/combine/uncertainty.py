@@ -6,8 +6,10 @@ Classes: total = H(p) for p = sum w p_k, aleatoric = sum w H(p_k), epistemic = t
 ICML 2018). Values: the law of total variance (AutoDEUQ, arXiv 2110.13511). The weights are in every term.
 """
 
-from collections.abc import Iterable, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -15,9 +17,10 @@ from trainwright.ensemble.combine.rules import mixture_parts
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
 
-__all__ = ["OOD_SCORES", "Uncertainty", "decompose_uncertainty"]
+__all__ = ["OOD_SCORES", "InputDistance", "Uncertainty", "decompose_uncertainty", "find_ood_score"]
 
-OOD_SCORES = ("epistemic", "total")
+OOD_SCORES = ("distance", "total", "epistemic")
+_MOST_INPUTS = 1024  # numbers of a row, of which a covariance is kept
 _ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part
 
 
@@ -32,19 +35,6 @@ class Uncertainty:
     total: Array
     aleatoric: Array | None  # None where members give no variance of their own: unknown, which is not 0
     epistemic: Array
-
-    def ood_score(self, score: str = "epistemic") -> Array:
-        """Return per row [N] how far it is from what the members were trained on: higher is further.
-
-        "epistemic" is the mutual information of classes, or the variance of the members' means; "total" the predictive
-        entropy, or the whole variance.
-        """
-        if score not in OOD_SCORES:
-            raise EnsembleError(
-                f"ood_score: got {score!r}; allowed: {', '.join(OOD_SCORES)}{closest(score, OOD_SCORES)}"
-            )
-        found = self.per_row()
-        return found.epistemic if score == "epistemic" else found.total
 
     def per_row(self) -> "Uncertainty":
         """Return the same with outputs averaged, [N]."""
@@ -104,3 +94,67 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
 def _row_entropy(chance: Array) -> Array:
     # 0 log 0 counts as 0: the logarithm of 1 stands in for that of 0.
     return np.asarray(-(chance * np.log(np.where(chance > 0, chance, 1.0))).sum(axis=1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputDistance:
+    """How far inputs are from those of training: the squared Mahalanobis distance from the nearest class.
+
+    Lee et al. (NeurIPS 2018) with one covariance for all classes, of the inputs themselves, so that it says of what
+    no member has learned that it is new; shrunk as Ledoit, Wolf (2004) show for few rows.
+    """
+
+    means: Array  # [K, D], of each class
+    root: Array  # [D, D]: distances are lengths behind it
+
+    @classmethod
+    def fit(cls, x: Array, labels: Array | None = None) -> Self:
+        """Return it for training rows x [N, ...] and their classes [N]; without, all rows are of one."""
+        rows = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
+        place = np.zeros(len(rows), int) if labels is None else np.unique(labels, return_inverse=True)[1]
+        if len(rows) < 2 or len(place) != len(rows) or rows.shape[1] > _MOST_INPUTS or not np.isfinite(rows).all():
+            raise EnsembleError(
+                f"with_inputs: got {len(rows)} rows of {rows.shape[1]} numbers and {len(place)} labels; allowed: at "
+                f"least 2 rows of at most {_MOST_INPUTS} finite numbers, with a label for each or none"
+            )
+        # In units of each column's deviation, so that the shrinkage treats all alike.
+        scale = np.where(rows.std(axis=0) > 0, rows.std(axis=0), 1.0)
+        means = np.stack([rows[place == one].mean(axis=0) for one in range(int(place.max()) + 1)])
+        left = (rows - means[place]) / scale
+        count, width = left.shape
+        covariance = left.T @ left / count
+        level = covariance.trace() / width
+        # The part of the covariance's distance from a sphere that is due to chance (Ledoit, Wolf, equations 13 and 14).
+        chance = ((left**2).sum(axis=1) ** 2).mean() - (covariance**2).sum()
+        spread = (covariance**2).sum() - width * level**2
+        share = 1.0 if spread <= 0 else min(1.0, chance / count / spread)
+        shrunk = (1 - share) * covariance + (share * level + 1e-9) * np.eye(width)
+        return cls(means=means, root=np.linalg.cholesky(np.linalg.inv(shrunk)) / scale[:, None])
+
+    def measure(self, x: Array) -> Array:
+        """Return the distance [N] of rows x [N, ...]."""
+        rows = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
+        return np.min([(((rows - mean) @ self.root) ** 2).sum(axis=1) for mean in self.means], axis=0)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the numbers as a JSON object, in float32."""
+        pairs = (("means", self.means), ("root", self.root))
+        return {name: [list(one.shape), b64encode(one.astype("<f4").tobytes()).decode()] for name, one in pairs}
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, tuple[list[int], str]]) -> Self:
+        """Return what `to_json` wrote."""
+        return cls(
+            **{name: np.frombuffer(b64decode(one), "<f4").reshape(shape) for name, (shape, one) in table.items()}
+        )
+
+
+def find_ood_score(score: str | None, distance: InputDistance | None) -> str:
+    """Return the score to tell rows unlike the training data by: the distance if there is one, else the total."""
+    score = score or ("total" if distance is None else "distance")
+    if score not in OOD_SCORES or (score == "distance" and distance is None):
+        raise EnsembleError(
+            f"ood_score: got {score!r}; allowed: {', '.join(OOD_SCORES)}, distance after ensemble.with_inputs(x, y)"
+            f"{closest(score, OOD_SCORES)}"
+        )
+    return score
