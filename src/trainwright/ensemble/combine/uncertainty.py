@@ -134,7 +134,8 @@ class InputDistance:
     def measure(self, x: Array) -> Array:
         """Return the distance [N] of rows x [N, ...]."""
         rows = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
-        return np.min([(((rows - mean) @ self.root) ** 2).sum(axis=1) for mean in self.means], axis=0)
+        found = [(((rows - mean) @ self.root) ** 2).sum(axis=1) for mean in self.means]
+        return np.asarray(np.min(found, axis=0))
 
     def to_json(self) -> dict[str, object]:
         """Return the numbers as a JSON object, in float32."""
