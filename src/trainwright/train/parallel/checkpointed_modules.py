@@ -17,7 +17,6 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.model.trace.attention import replace_attention
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of
-from trainwright.train.parallel.pipeline.cuts import cuts_of, uncut_of
 from trainwright.train.parallel.recompute.run_context import Buffers, RunContext
 
 __all__ = ["recompute_blocks"]
@@ -32,11 +31,8 @@ def recompute_blocks(model: nn.Module, plan: Layout) -> None:
         for block in _blocks(model, plan):
             block.forward = _Block(block)
     elif plan.recompute == "selective":
-        # Attention is replaced within each module that is called as one.
-        # A pipeline calls the modules that it does not cut, not the model.
-        whole = plan.degrees.pipeline == 1
-        for part in [model] if whole else uncut_of(model, cuts_of(model, plan)):
-            part.forward = _Attention(part, plan if whole else None)
+        # A pipeline's stage need not have attention.
+        model.forward = _Attention(model, plan if plan.degrees.pipeline == 1 else None)
 
 
 def _blocks(model: nn.Module, plan: Layout) -> list[nn.Module]:

@@ -1,16 +1,20 @@
-"""Cuts of a pipeline: where its stages begin, the stages as modules, and the parameters that several of them use."""
+"""Cuts of a pipeline: the modules that its stages begin with, and which stage owns which parameters.
 
+A stage owns what stands in the model between its first module and that of the next stage, in the order in which modules
+were made. Where the forward uses a parameter in another stage than this order says, it is lent (see `lending`).
+"""
+
+from collections.abc import Iterator
 from itertools import accumulate
+from typing import NamedTuple
 
-import torch
-from torch import fx, nn
+from torch import nn
 
-from trainwright.errors import UnsupportedModel, UnsupportedPlan
+from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of, chain_of
-from trainwright.train.parallel.pipeline.graph_parts import cut_at, modules_above
 
-__all__ = ["cut_model", "cuts_of", "drop_unused", "tied_parameters", "uncut_of"]
+__all__ = ["OwnedModule", "cuts_of", "owned_modules"]
 
 
 def cuts_of(model: nn.Module, plan: Layout) -> tuple[str, ...]:
@@ -47,59 +51,41 @@ def cuts_of(model: nn.Module, plan: Layout) -> tuple[str, ...]:
     return tuple(chain[end] for end in accumulate(sizes[:-1]))
 
 
-def uncut_of(model: nn.Module, cuts: tuple[str, ...]) -> list[nn.Module]:
-    """Return the outermost modules that no stage begins within: those that are called as they are."""
-    looked_into = {"", *modules_above(cuts)}
-    return [
-        each
-        for path, each in model.named_modules()
-        if path not in looked_into and path.rpartition(".")[0] in looked_into
-    ]
+class OwnedModule(NamedTuple):
+    """A module that stages call as it is, or the parameters that stand directly in one that is cut."""
+
+    path: str
+    module: nn.Module
+    stage: int
+    whole: bool
+    """Whether it is called as it is."""
+
+    def holders(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules that hold its tensors, with their paths."""
+        if self.whole:
+            yield from self.module.named_modules(prefix=self.path)
+        else:
+            yield self.path, self.module
 
 
-def cut_model(model: nn.Module, plan: Layout, cuts: tuple[str, ...]) -> list[nn.Module]:
-    """Return the stages of a model as modules. Raises `UnsupportedPlan` where it cannot be cut."""
-    try:
-        stages = cut_at(model, cuts)
-    except UnsupportedModel as error:
-        raise UnsupportedPlan.of(plan.strategy, str(error)) from error
-    last = stages[-1]
-    output = next(iter(reversed(last.graph.nodes))).args[0] if isinstance(last, fx.GraphModule) else None
-    # Raised by every rank: the last one alone would leave the others waiting.
-    if isinstance(output, tuple | list | dict):
-        raise UnsupportedPlan.of(
-            plan.strategy, f"{type(model).__name__} returns a {type(output).__name__}; allowed: one tensor"
-        )
-    return stages
+def owned_modules(model: nn.Module, plan: Layout, cuts: tuple[str, ...]) -> list[OwnedModule]:
+    """Return the outermost modules with parameters in which no stage begins, and what holds parameters above these.
 
-
-def tied_parameters(
-    model: nn.Module, stages: list[nn.Module], ranks_of: tuple[int, ...]
-) -> list[tuple[nn.Parameter, list[int]]]:
-    """Return the parameters that stages of several ranks use, with these ranks; in the model's order."""
-    users: dict[nn.Parameter, set[int]] = {}
-    for index, stage in enumerate(stages):
-        for parameter in stage.parameters():
-            users.setdefault(parameter, set()).add(ranks_of[index])
-    return [
-        (item, sorted(users[item]))
-        for item in model.parameters()
-        if item.requires_grad and len(users.get(item, ())) > 1
-    ]
-
-
-def drop_unused(model: nn.Module, stages: list[nn.Module]) -> None:
-    """Drop the parameters and buffers of a model that these stages do not use, with the modules that have no others."""
-    used = {id(item) for stage in stages for item in _tensors_of(stage)}
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            # Modules without tensors take no memory and stay.
-            if _tensors_of(child) and not any(id(entry) in used for entry in _tensors_of(child)):
-                setattr(module, name, nn.Identity())
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if id(tensor) not in used:
-                setattr(module, name, None)
-
-
-def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
+    Raises `UnsupportedPlan` for a cut that is no module of the model.
+    """
+    known = dict(model.named_modules(remove_duplicate=False))
+    missing = [path for path in cuts if path not in known]
+    if missing:
+        raise UnsupportedPlan.of(plan.strategy, f"{type(model).__name__} has no module {missing[0]!r} to begin a stage")
+    above = {"", *(path.rsplit(".", up)[0] for path in cuts for up in range(1, path.count(".") + 1))}
+    # Where stages begin, in the order in which modules were made.
+    places = {module: place for place, module in enumerate(model.modules())}
+    begins = [places[known[path]] for path in cuts]
+    found: list[OwnedModule] = []
+    for path, module in model.named_modules():
+        stage = sum(begin <= places[module] for begin in begins)
+        if path in above:
+            found.append(OwnedModule(path, module, stage, whole=False))
+        elif path.rpartition(".")[0] in above and next(module.parameters(), None) is not None:
+            found.append(OwnedModule(path, module, stage, whole=True))
+    return found

@@ -4,17 +4,18 @@ Schedules: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (arXiv 2104.04473
 layout's own, such as MadPipe's, in which a device may have stages that are not neighbours.
 """
 
-import functools
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import fx, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -23,21 +24,58 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.publishing import write_file
 from trainwright.train.batch_slicing import samples_in, slice_batch
-from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
+from trainwright.train.parallel.pipeline.cuts import cuts_of, owned_modules
+from trainwright.train.parallel.pipeline.divided_model import DividedModel, StageModule
+from trainwright.train.parallel.pipeline.partial_forward import Event, ParameterNeededError, PartialForward, TensorLike
 from trainwright.train.parallel.pipeline.stage_plans import plan_stages
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
+from trainwright.train.parallel.recompute.trees import map_only, tensors_of
 
 __all__ = ["PipelineRunner"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class _Course:
+    """What a forward does: its events, and for each stage the numbers of the tensors that it is handed."""
+
+    events: list[Event]
+    into: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, events: list[Event], consumed: Mapping[int, set[int]]) -> "_Course":
+        """Work out which tensors cross each boundary: made before it, and read behind it."""
+        made: dict[int, int] = {}
+        for event in events:
+            for slot in event.slots:
+                made.setdefault(slot.number, event.stage)
+        stages = range(len(consumed) + 1)
+        read = [set().union(*(consumed[later] for later in stages[stage:-1])) for stage in stages]
+        return cls(events, tuple(tuple(sorted(n for n in read[stage] if made[n] < stage)) for stage in stages))
+
+    def likes(self, stage: int) -> list[TensorLike]:
+        """Describe what a stage is handed."""
+        found = {slot.number: slot.like for event in self.events for slot in event.slots}
+        return [found[number] for number in self.into[stage]]
+
+
+@dataclass
+class _Handoff:
+    """What goes from stage to stage when they run one after the other; with a problem the rest do not run."""
+
+    events: list[Event]
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    problem: Any = None
+    """Why it fails, or the parameters that a rank needs, with the rank."""
+
+
 class PipelineRunner(nn.Module):
     """This rank's stages. Forward and backward passes come in one: `backward(loss, batch)`.
 
-    The model is cut where the plan says; `loss(model, batch)` is to call the model once, with tensors whose first
-    dimension are samples. Of a parameter that several stages use each of their ranks has all of the gradient.
+    The model is cut where the plan says; `loss(model, batch)` is called for each micro-batch on every rank, and ends in
+    the model's forward where the next stage begins (see `partial_forward`).
     """
 
     def __init__(
@@ -46,26 +84,29 @@ class PipelineRunner(nn.Module):
         super().__init__()
         self._plan, self._optimizer = plan, optimizer
         self._group = mesh.get_group("pipeline")
-        self._rank, self._ranks = dist.get_rank(self._group), plan.degrees.pipeline
+        self._rank = dist.get_rank(self._group)
         self._device, self._dtype = next((parameter.device, parameter.dtype) for parameter in model.parameters())
         cuts = cuts_of(model, plan)
         self._count = len(cuts) + 1
+        # In a dry run there are no other ranks: this one runs all stages.
+        self._alone = dist.get_backend(self._group) == "fake"
         # Without a placement stages go round the ranks, so that interleaved chunks of a rank lie apart.
-        self._ranks_of = plan.placement or tuple(index % self._ranks for index in range(self._count))
+        round_robin = tuple(index % plan.degrees.pipeline for index in range(self._count))
+        self._ranks_of = (self._rank,) * self._count if self._alone else plan.placement or round_robin
         self._mine = [index for index, rank in enumerate(self._ranks_of) if rank == self._rank]
-        modes = {module: module.training for module in model.modules()}
-        # Training and evaluation are traced apart: dropout and norms take other branches.
-        stages = {mode: cut_model(model.train(mode), plan, cuts) for mode in (True, False)}
-        # Modules return to modes of their own, such as norms that keep their statistics.
-        for each, mode in modes.items():
-            each.training = mode
-        self._pieces = {mode: {index: found[index] for index in self._mine} for mode, found in stages.items()}
-        self._tied = tied_parameters(model, stages[True], self._ranks_of)
-        drop_unused(model, list(self._pieces[True].values()))
+        self._owned = owned_modules(model, plan, cuts)
+        self._divided = DividedModel(model, self._owned, cuts, ranks_of=self._ranks_of, group=self._group)
+        self._pieces = {
+            index: StageModule(
+                [each for each in self._owned if each.stage == index], partial(self._run_stage, index)
+            )
+            for index in self._mine
+        }  # fmt: skip
         self.module = model
         """The model, without the parameters and buffers that only other ranks' stages use."""
         # By the shapes of inputs: a schedule is told what goes between its stages.
-        self._schedules: dict[Any, Any] = {}
+        self._schedules: dict[Any, tuple[_Course, Any]] = {}
+        self._course: _Course = _Course([], ())
         self._loss: Loss | None = None
         self._parts: list[Any] = []
 
@@ -79,70 +120,27 @@ class PipelineRunner(nn.Module):
 
         Raises `UnsupportedPlan` where a parameter is in several of them, or in none.
         """
-        calls = [
-            graph.get_submodule(str(node.target))
-            for piece in self._pieces[True].values()
-            for graph in piece.modules()
-            if isinstance(graph, fx.GraphModule)
-            for node in graph.graph.nodes
-            if node.op == "call_module"
-        ]
-        found = [item for item in dict.fromkeys(calls) if next(item.parameters(), None) is not None]
+        found = [each.module for each in self._owned if each.whole and each.stage in self._mine]
         trained = [parameter for entry in found for parameter in entry.parameters()]
-        if len(trained) != len(set(trained)) or set(trained) != set(self.module.parameters()) or self._tied:
+        if len(trained) != len(set(trained)) or set(trained) != set(self.module.parameters()):
             raise UnsupportedPlan.of(
                 self._plan.strategy,
-                "ZeRO beside a pipeline, and parameters that layers share or that are in none; allowed: without ZeRO",
+                "ZeRO beside a pipeline, and parameters that layers of a stage share or that are in none; allowed: "
+                "without ZeRO",
             )
         return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, on every rank: the batch goes through the stages as it is, one at a time."""
-        if torch.is_grad_enabled() or kwargs:
+        if torch.is_grad_enabled():
             raise UnsupportedPlan.of(
                 self._plan.strategy,
                 "no rank can call the whole model for gradients; train with run.step(batch), or backward(loss, parts), "
-                "and evaluate with tensors by place under torch.no_grad()",
+                "and evaluate under torch.no_grad()",
             )
-        return self._broadcast_output(self._run_stages(args))
-
-    def _run_stages(self, args: Any, seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
-        """Pass a batch through all stages; note in `seen` what goes into this rank's, and comes out."""
-        found = args
-        pieces = self._pieces[self.module.training]
-        for index in range(self._count):
-            if index in self._mine:
-                inputs, found = found, (pieces[index](*found),)
-                if seen is not None:
-                    seen[index] = inputs, found[0]
-            if index + 1 < self._count:
-                found = self._pass_on(found, self._ranks_of[index], self._ranks_of[index + 1])
-        return found
-
-    def _pass_on(self, found: Any, source: int, target: int) -> Any:
-        """Send what a stage made to the rank of the next."""
-        if source == target or self._rank not in {source, target}:
-            return found
-        if self._rank == source:
-            # Shape and type go first: the receiver has to allocate before it receives.
-            dist.send_object_list([_Like.of(found[0])], group=self._group, group_dst=target, device=self._device)
-            dist.send(found[0].detach().contiguous(), group=self._group, group_dst=target)
-            return found
-        like: list[Any] = [None]
-        dist.recv_object_list(like, group=self._group, group_src=source, device=self._device)
-        as_tensor = like[0].as_tensor(self._device)
-        # Through a detached view, as autograd refuses writes to a leaf that wants a gradient.
-        dist.recv(as_tensor.detach(), group=self._group, group_src=source)
-        return (as_tensor,)
-
-    def _broadcast_output(self, found: Any) -> torch.Tensor:
-        """Give what the last stage made to all ranks."""
-        source = self._ranks_of[-1]
-        like = [_Like.of(found[0]) if self.last else None]
-        dist.broadcast_object_list(like, group=self._group, group_src=source, device=self._device)
-        whole = found[0].contiguous() if self.last else like[0].as_tensor(self._device)  # type: ignore[union-attr]
-        dist.broadcast(whole, group=self._group, group_src=source)
-        return whole
+        self._divided.send_values()
+        _, _, result = self._learn(lambda: self.module(*args, **kwargs))
+        return self._broadcast_result(result)
 
     def backward(self, loss: Loss, batch: Any) -> torch.Tensor:
         """Pass the micro-batches of a batch through all stages and back; return its mean loss, on every rank."""
@@ -153,77 +151,205 @@ class PipelineRunner(nn.Module):
                 self._plan.strategy,
                 f"{size} samples cannot be cut into {count} equal micro-batches; give drop_last=True",
             )
-        # The schedule of torch asks for the loss of each micro-batch by its number.
         self._loss, self._parts = loss, slice_batch(batch, size // count)
-        inputs = _inputs_of(loss, batch)
-        device = inputs[0].device
-        shapes = tuple(item.shape for item in inputs)
+        key = self.module.training, *((each.shape, each.dtype) for each in tensors_of(self._parts[0]))
+        self._divided.send_values()
         # Buffers between stages have fixed shapes: a batch of another size needs a schedule of its own.
-        if shapes not in self._schedules:
-            self._schedules[shapes] = self._make_schedule(tuple(entry[: size // count] for entry in inputs))
-        schedule = self._schedules[shapes]
+        if key not in self._schedules:
+            self._schedules[key] = self._make_schedule()
+        self._course, schedule = self._schedules[key]
         losses: list[torch.Tensor] = []
-        # The schedule cuts this as it cuts the inputs, so that each micro-batch gets its number.
-        target = torch.arange(count, device=device)
-        inputs = inputs if 0 in self._mine else ()
-        if self.last:
-            schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
-        else:
-            schedule.step(*inputs, return_outputs=False)
         # Double precision holds whatever kind of number a loss is.
         total = torch.zeros((), device=self._device, dtype=torch.float64)
-        if self.last:
+        if schedule is not None:
+            # The schedule cuts this as it would cut inputs, so that each micro-batch gets its number.
+            places = torch.arange(count)
+            ends = {"target": places, "losses": losses} if self.last else {}
+            schedule.step(*([places] if 0 in self._mine else []), place=places, return_outputs=False, **ends)
+            for parameter in (*self.module.parameters(), *self._divided.lent_parameters()):
+                if parameter.grad is not None:
+                    parameter.grad.div_(count)
+            self._divided.collect_gradients()
+        if losses:
             # Micro-batches are of one size, so that the mean of their means is that of the batch.
             total = torch.stack(losses).mean().detach().double()
         self._loss, self._parts = None, []
-        for parameter, ranks in self._tied:
-            if self._rank in ranks:
-                self._sum_tied(parameter, ranks)
         dist.broadcast(total, group=self._group, group_src=self._ranks_of[-1])
         return total.to(self._dtype)
 
-    def _make_schedule(self, inputs: tuple[torch.Tensor, ...]) -> Any:
-        """Return the schedule for micro-batches such as this one.
+    def _make_schedule(self) -> tuple[_Course, Any]:
+        """Return what the model does with micro-batches such as these, and the schedule for them; in dry runs None.
 
         Its stages are told what goes in and out: torch would find out by training on whatever is in memory, which would
         go into the norms' statistics.
         """
-        seen: dict[int, tuple[Any, Any]] = {}
-        with restored_after(self.module):
-            self._run_stages(inputs, seen)
-        pieces = self._pieces[True] if self._plan.memory is None else self._within_memory(seen)
-        device = inputs[0].device
+        course, inputs, _ = self._learn(lambda: self._loss_of(0), restored=lambda: restored_after(self.module))
+        self._course = course
+        if self._alone:
+            return course, None
+        pieces: Mapping[int, nn.Module] = self._pieces
+        if self._plan.memory is not None:
+            pieces = self._within_memory(inputs)
+        settings: dict[str, Any] = {"n_microbatches": self._plan.microbatches, "scale_grads": False}
+        # The last stage makes the loss.
+        settings["loss_fn"] = lambda output, _: output
         stages: list[Any] = [
-            PipelineStage(piece, index, self._count, device, *_shapes(*seen[index]), group=self._group)
+            PipelineStage(piece, index, self._count, self._device, *self._shapes(index), group=self._group)
             for index, piece in pieces.items()
         ]
-        settings: dict[str, Any] = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
         if self._plan.order:
             schedule = _PipelineScheduleRuntime(stages, **settings)
             with TemporaryDirectory() as folder:
                 path = Path(folder) / "order.csv"
                 write_file(path, "".join(f"{row}\n" for row in self._plan.order))
                 schedule._load_csv(str(path))  # noqa: SLF001  torch has no public loader; the test of two ranks pins it
-            return schedule
+            return course, schedule
         if self._plan.schedule == "interleaved":
-            return ScheduleInterleaved1F1B(stages, **settings)
+            return course, ScheduleInterleaved1F1B(stages, **settings)
         # 1F1B needs as many micro-batches as stages.
         # With fewer it is GPipe, which torch runs for any number.
         few = self._plan.microbatches < self._count
         kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
-        return kind(stages[0], **settings)
+        return course, kind(stages[0], **settings)
 
-    def _within_memory(self, seen: dict[int, tuple[Any, Any]]) -> dict[int, nn.Module]:
+    def _shapes(self, index: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """Return what goes into a stage, and what comes out, without their values."""
+        given = [like.as_tensor("meta") for like in self._course.likes(index)]
+        made = [like.as_tensor("meta") for like in self._course.likes(index + 1)]
+        # The first stage is told the number of the micro-batch; the last one makes the loss.
+        return tuple(given or [torch.empty(1, dtype=torch.int64, device="meta")]), tuple(
+            made or [torch.empty((), device="meta")]
+        )
+
+    def _run_stage(self, index: int, received: Any, place: int) -> Any:
+        """Return what a stage makes of a micro-batch: what it hands on, or the loss."""
+        course = self._course
+        run = PartialForward(
+            index,
+            dict(zip(course.into[index], received, strict=False)),
+            course.events,
+            wanted=course.into[index + 1],
+            weights=self._divided.weights,
+        )
+        loss = run.run(lambda: self._loss_of(place))
+        run.finish(self._count)
+        if index == self._count - 1:
+            return loss
+        return tuple(each.contiguous() for each in run.handed_on.values())
+
+    def _loss_of(self, place: int) -> torch.Tensor:
+        """Return the user's loss of a micro-batch."""
+        assert self._loss is not None  # noqa: S101 -- `backward` has set it
+        return self._loss(_OnlyCalled(self.module), self._parts[place])
+
+    def _learn(
+        self, call: Callable[[], Any], restored: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> tuple[_Course, dict[int, tuple[torch.Tensor, ...]], Any]:
+        """Run all stages one after the other; return what they do, what goes into each, and the last one's result.
+
+        What only one rank finds out, all are told: a refusal, parameters that another rank has, which are lent then.
+        """
+        while True:
+            handed: dict[int, dict[int, torch.Tensor]] = {}
+            consumed: dict[int, set[int]] = {}
+            handoff, result, error = _Handoff([]), None, None
+            for index in range(self._count):
+                if index in self._mine and handoff.problem is None:
+                    handed[index] = handoff.tensors
+                    try:
+                        with restored():
+                            result, handoff, consumed[index] = self._run_in_turn(index, call, handoff)
+                    except ParameterNeededError as needed:
+                        handoff = _Handoff([], problem=(needed.paths, self._rank))
+                    except Exception as failure:  # noqa: BLE001 -- all ranks are told
+                        error, handoff = failure, _Handoff([], problem=_reason(failure))
+                if index + 1 < self._count:
+                    handoff = self._pass_on(handoff, self._ranks_of[index], self._ranks_of[index + 1])
+            # The last rank knows all events, and each what its stages have read.
+            told = [(handoff.events, handoff.problem)]
+            if not self._alone:
+                dist.broadcast_object_list(told, group=self._group, group_src=self._ranks_of[-1], device=self._device)
+            events, problem = told[0]
+            if error is not None:
+                raise error
+            if isinstance(problem, str):
+                raise UnsupportedPlan.of(self._plan.strategy, problem)
+            if problem is not None:
+                self._divided.lend(*problem)
+                self._divided.send_values()
+                continue
+            everywhere: list[Any] = [consumed] * dist.get_world_size(self._group)
+            if not self._alone:
+                dist.all_gather_object(everywhere, consumed, group=self._group)
+            course = _Course.of(events, {index: read for each in everywhere for index, read in each.items()})
+            inputs = {index: tuple(found[number] for number in course.into[index]) for index, found in handed.items()}
+            return course, inputs, result
+
+    def _run_in_turn(
+        self, index: int, call: Callable[[], Any], handoff: _Handoff
+    ) -> tuple[Any, _Handoff, set[int]]:  # fmt: skip
+        """Run a stage of which it is not known yet what it does."""
+        run = PartialForward(index, handoff.tensors, list(handoff.events), weights=self._divided.weights)
+        result = run.run(call)
+        run.finish(self._count)
+        tensors = {
+            number: tensor.detach().requires_grad_(tensor.requires_grad) for number, tensor in run.handed_on.items()
+        }
+        return result, _Handoff(run.events, tensors), run.consumed
+
+    def _pass_on(self, handoff: _Handoff, source: int, target: int) -> _Handoff:
+        """Send what a stage made to the rank of the next."""
+        if source == target or self._rank not in {source, target}:
+            return handoff
+        tensors = handoff.tensors
+        # Shapes and types go first: the receiver has to allocate before it receives.
+        if self._rank == source:
+            likes = {number: TensorLike.of(tensor) for number, tensor in tensors.items()}
+            message = [(handoff.events, handoff.problem, likes)]
+            dist.send_object_list(message, group=self._group, group_dst=target, device=self._device)
+            for tensor in tensors.values():
+                dist.send(tensor.detach().contiguous(), group=self._group, group_dst=target)
+            return handoff
+        found: list[Any] = [None]
+        dist.recv_object_list(found, group=self._group, group_src=source, device=self._device)
+        events, problem, likes = found[0]
+        tensors = {number: like.as_tensor(self._device) for number, like in likes.items()}
+        for tensor in tensors.values():
+            # Through a detached view, as autograd refuses writes to a leaf that wants a gradient.
+            dist.recv(tensor.detach(), group=self._group, group_src=source)
+        return _Handoff(events, tensors, problem)
+
+    def _broadcast_result(self, result: Any) -> Any:
+        """Give what the last stage made to all ranks; caches and other objects become None."""
+        source = self._ranks_of[-1]
+        known = (torch.Tensor, bool, int, float, complex, str, torch.Size, torch.dtype)
+        tensors = [each.contiguous() for each in tensors_of(result)]
+        likes = iter([_Placed(TensorLike.of(each)) for each in tensors])
+        plain = map_only(
+            object,
+            lambda leaf: next(likes) if isinstance(leaf, torch.Tensor) else leaf if isinstance(leaf, known) else None,
+            result,
+        )
+        told = [plain]
+        dist.broadcast_object_list(told, group=self._group, group_src=source, device=self._device)
+        if not self.last:
+            tensors = []
+            map_only(_Placed, lambda each: tensors.append(each.like.as_tensor(self._device)), told[0])
+        for tensor in tensors:
+            dist.broadcast(tensor, group=self._group, group_src=source)
+        values = iter(tensors)
+        return map_only(_Placed, lambda _: next(values), told[0])
+
+    def _within_memory(self, inputs: Mapping[int, tuple[torch.Tensor, ...]]) -> dict[int, nn.Module]:
         """Return this rank's stages as modules that run again what does not fit into the layout's memory budget."""
         optimizer = self._optimizer
         # The loss is measured on the first micro-batch; all are of one size.
         return plan_stages(
-            self._pieces[True],
-            {index: inputs for index, (inputs, _) in seen.items()},
+            self._pieces,
+            inputs,
             in_flight={index: self._in_flight(index) for index in self._mine},
             budget=self._plan.memory,
             state_bytes=0 if optimizer is None else state_bytes(optimizer),
-            loss=(lambda output: self._loss_of(output, torch.tensor(0))) if self.last else None,
         )
 
     def _in_flight(self, index: int) -> int:
@@ -233,29 +359,6 @@ class PipelineRunner(nn.Module):
             return _most_in_flight(self._plan.order[self._rank].split(","), index)
         # One-chunk 1F1B drains from the last stage; the other schedules may hold all of them.
         return count if self._plan.schedule in {"gpipe", "interleaved"} else min(count, self._count - index)
-
-    def _sum_tied(self, parameter: nn.Parameter, ranks: list[int]) -> None:
-        """Add up what the stages of several ranks found for one parameter, in the order of the ranks."""
-        # A rank without a gradient sends zeros: the others wait for its message.
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
-        terms = {rank: gradient.clone() if rank == self._rank else torch.empty_like(gradient) for rank in ranks}
-        # Every rank sends its term to the others and adds all terms in one order, so that sums are equal to the bit.
-        messages = [
-            dist.P2POp(kind, terms[of], group=self._group, group_peer=rank)
-            for rank in ranks
-            if rank != self._rank
-            for kind, of in ((dist.isend, self._rank), (dist.irecv, rank))
-        ]
-        for message in dist.batch_isend_irecv(messages):
-            message.wait()
-        gradient.copy_(functools.reduce(torch.add, terms.values()))
-
-    def _loss_of(self, output: Any, place: torch.Tensor) -> torch.Tensor:
-        """Return the user's loss of a micro-batch whose output is there already."""
-        assert self._loss is not None  # noqa: S101 -- `backward` has set it
-        return self._loss(_KnownOutput(output), self._parts[int(place)])
 
 
 def _most_in_flight(row: list[str], index: int) -> int:
@@ -269,61 +372,25 @@ def _most_in_flight(row: list[str], index: int) -> int:
     return most
 
 
-def _shapes(inputs: tuple[Any, ...], output: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Return what goes into a stage, and what comes out, without their values."""
-    return tuple(_Like.of(item).as_tensor("meta") for item in inputs), _Like.of(output).as_tensor("meta")
+def _reason(failure: Exception) -> str:
+    said = str(failure)
+    return said.partition("cannot be set up: ")[2] or f"{type(failure).__name__}: {said}"
 
 
-@dataclass(frozen=True)
-class _Like:
-    """What another rank is to know of a tensor before it comes."""
+class _Placed:
+    """Stands for a tensor of a result that is on its way; no dataclass, which trees look into."""
 
-    shape: torch.Size
-    dtype: torch.dtype
-    trained: bool
-
-    @classmethod
-    def of(cls, tensor: Any) -> "_Like":
-        if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedPlan.of("pipeline", f"a stage returns {type(tensor).__name__}; allowed: a tensor")
-        return cls(tensor.shape, tensor.dtype, tensor.requires_grad)
-
-    def as_tensor(self, device: torch.device | str) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.trained)
+    def __init__(self, like: TensorLike) -> None:
+        self.like = like
 
 
-class _KnownOutput(nn.Module):
-    """Stands for a model whose output is known."""
+class _OnlyCalled(nn.Module):
+    """A model that a loss can call, and of which it sees no parameters: no rank has all of them."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._output = output
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        return self._output
-
-
-class _Called(Exception):
-    """What a loss gives its model, found."""
-
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        super().__init__()
-        self.inputs = args
-
-
-class _Asking(nn.Module):
-    """Stands for a model of which only the arguments are of interest."""
+        self._call: Any = [model]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or not args or not all(isinstance(arg, torch.Tensor) for arg in args):
-            raise UnsupportedPlan.of("pipeline", "the loss gives the model other arguments than tensors by place")
-        raise _Called(args)
-
-
-def _inputs_of(loss: Loss, batch: Any) -> tuple[torch.Tensor, ...]:
-    try:
-        # A model that raises what it is called with: nothing is computed to learn the inputs.
-        loss(_Asking(), batch)
-    except _Called as called:
-        return called.inputs
-    raise UnsupportedPlan.of("pipeline", "the loss does not call the model that it is given")
+        """Call the model."""
+        return self._call[0](*args, **kwargs)

@@ -5,11 +5,10 @@ what a micro-batch holds between them counts once for each in flight, its own pe
 plans of the stage's layers at several memories, as they are and with everything dropped in between.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from trainwright.errors import PipelineError
@@ -47,19 +46,15 @@ def plan_stages(
     in_flight: Mapping[int, int],
     budget: str | float,
     state_bytes: int,
-    loss: Callable[[Any], torch.Tensor] | None,
 ) -> dict[int, nn.Module]:
     """Return the stages of a device as modules that train within its budget, with the gradients of the stages.
 
-    `inputs` are those of a micro-batch, by which each stage is measured; `loss` makes a scalar of the last stage's
-    result if it is here. `state_bytes` is the optimizer's. Raises `PipelineError` where nothing fits.
+    `inputs` are those of a micro-batch, by which each stage is measured; the last stage makes the loss. `state_bytes`
+    is the optimizer's. Raises `PipelineError` where nothing fits.
     """
     # Gradients of micro-batches add up: those of all stages are there while any of them runs.
     chains = {
-        index: measure_chain(
-            stage, Call(tuple(inputs[index]), {}), loss=loss if index == max(stages) else None, accumulate=True
-        )
-        for index, stage in stages.items()
+        index: measure_chain(stage, Call(tuple(inputs[index]), {}), accumulate=True) for index, stage in stages.items()
     }
     ways = {index: ways_to_run(chain, in_flight[index]) for index, chain in chains.items()}
     full_bytes = state_bytes + sum(plain.peak_bytes for plain, *_ in ways.values())
