@@ -115,7 +115,10 @@ def divide_between(
             return args[0].narrow(1, rank * part, part), *args[1:]
         return narrow(args[0], group, dim=1, sizes=(part,) * world), *args[1:]
 
-    def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
+    def leave(_: nn.Module, __: Any, found: Any) -> Any:
+        # Blocks that return more, such as attention weights, return what they hand on first.
+        if isinstance(found, tuple):
+            return leave(_, __, found[0]), *found[1:]
         return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=scatter)
 
     blocks[0].register_forward_pre_hook(enter, prepend=True)

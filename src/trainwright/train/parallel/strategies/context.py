@@ -6,12 +6,14 @@ gradients are summed by a reduce-scatter.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -19,6 +21,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.model.trace.attention import replace_attention
 from trainwright.train.parallel.blocks import blocks_of, divide_between
 from trainwright.train.parallel.collectives import gather
+from trainwright.train.parallel.recompute.trees import map_only, tensors_of
 
 __all__ = ["divide_sequence"]
 
@@ -54,6 +57,7 @@ class _Block:
 
     def __init__(self, block: nn.Module, group: dist.ProcessGroup, *, check: bool) -> None:
         self._block, self._forward, self._group = block, block.forward, group
+        self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._check = check
         self.part = 0
         """How many positions a rank has now."""
@@ -67,28 +71,37 @@ class _Block:
             )
         if self._check:
             self._check = False
-            self._compare(x, *args, **kwargs)
+            self._refuse_unequal(x, (args, kwargs))
+        args, kwargs = _positions_of((args, kwargs), self._world * self.part, self._rank * self.part, self.part)
         with replace_attention(self._attend):
             return self._forward(x, *args, **kwargs)
 
-    def _compare(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Refuse a block that does something else with a part of a sequence, such as count its positions from 0."""
-        rest = any(isinstance(item, torch.Tensor) for item in (*args, *kwargs.values()))
-        dtype = next(
-            (parameter.dtype for parameter in self._block.parameters()), x.dtype
-        )  # that of x may be autocast's
-        # A mask is for the whole length.
-        part = (x[:1] if rest else x[:1, :2]).to(dtype)
-        world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False), _evaluating(self._block):
-            whole = gather(part, self._group, dim=1, sizes=(part.shape[1],) * world, scatter=False)
-            expected = self._forward(whole, *args, **kwargs)
-            with replace_attention(self._attend):
-                found = self._forward(part, *args, **kwargs)
-        # Relative to the largest output; what is not a number counts as different.
-        difference = ((found - expected.chunk(world, 1)[rank]).abs().max() / expected.abs().max()).nan_to_num(torch.inf)
-        # The first rank's positions are right anyway.
-        dist.all_reduce(difference, dist.ReduceOp.MAX, group=self._group)
+    def _refuse_unequal(self, x: torch.Tensor, rest: Any) -> None:
+        """Refuse a block that does something else with a part of a sequence, such as count its positions from 0.
+
+        It is tried on arbitrary numbers and few positions: whole, and the last part with the keys of the whole. So no
+        other rank is needed, and a dry run finds it too.
+        """
+        fake, forward = isinstance(x, FakeTensor), self._forward
+        with unset_fake_temporarily(), torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            block = self._real_copy() if fake else self._block
+            if fake:
+                forward, rest = block.forward, map_only(torch.Tensor, _real_like, rest)
+            part, place = min(2, self.part), self._world - 1
+            # That of x may be autocast's.
+            dtype = next((parameter.dtype for parameter in block.parameters()), x.dtype)
+            generator = torch.Generator().manual_seed(0)
+            shape = x.shape[0], self._world * part, x.shape[2]
+            whole = torch.randn(shape, generator=generator).to(device="cpu" if fake else x.device, dtype=dtype)
+            few = _positions_of(rest, self._world * self.part, 0, self._world * part, masks=True)
+            try:
+                with _evaluating(block):
+                    difference = self._distance(forward, whole, few, part, place)
+            except (RuntimeError, TypeError, ValueError, IndexError):
+                # Shapes that do not fit together are a difference.
+                difference = torch.tensor(torch.inf, device=x.device)
+        if not fake:
+            dist.all_reduce(difference, dist.ReduceOp.MAX, group=self._group)
         if not difference <= _EQUAL:
             raise UnsupportedPlan.of(
                 "context",
@@ -97,47 +110,143 @@ class _Block:
                 "torch.nn.functional.scaled_dot_product_attention, and positions made outside the blocks",
             )
 
-    def _attend(  # noqa: PLR0917 -- torch's signature
-        self,
-        attention: Callable[..., torch.Tensor],
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **settings: Any,
+    def _distance(
+        self, forward: Callable[..., Any], whole: torch.Tensor, rest: Any, part: int, place: int
+    ) -> torch.Tensor:
+        """Return how far a part's outputs, keys and values are from those of the whole, relative to the largest."""
+        seen: list[tuple[torch.Tensor, ...]] = []
+        far: list[torch.Tensor] = []
+
+        def note(attention: Callable[..., Any], query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append((_local(key), _local(value)))
+            return attention(query, key, value, *args, **kwargs)
+
+        def again(attention: Callable[..., Any], query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            known = seen.pop(0) if seen else (_local(key), _local(value))
+            slices = [each.narrow(-2, place * part, part) for each in known] if known[0].shape[-2] > part else known
+            far.extend(_apart(_local(one), other) for one, other in zip((key, value), slices, strict=True))
+            rows = _attend_rows(attention, known, place, part, *args, **kwargs)
+            return _like(query, rows(_local(query)))
+
+        args, kwargs = _copied(rest)
+        with replace_attention(note):
+            expected = _first(forward(whole, *args, **kwargs))
+        args, kwargs = _positions_of(_copied(rest), whole.shape[1], place * part, part)
+        with replace_attention(again):
+            found = _first(forward(whole.narrow(1, place * part, part), *args, **kwargs))
+        return torch.stack([_apart(found, expected.narrow(1, place * part, part)), *far]).max()
+
+    def _real_copy(self) -> nn.Module:
+        """Return a copy of the block with arbitrary numbers in the place of tensors without values."""
+        tensors = (*self._block.parameters(), *self._block.buffers())
+        memo: dict[int, Any] = {id(self): None} | {id(each): _real_like(each) for each in tensors}
+        found = copy.deepcopy(self._block, memo)
+        del vars(found)["forward"]
+        return found
+
+    def _attend(
+        self, attention: Callable[..., torch.Tensor], query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Return this rank's queries' attention to the keys and values of all ranks."""
-        # Of some heads only: tensor parallelism has divided the others.
-        if isinstance(query, DTensor):
-            whole_inputs: tuple[Any, ...] = (query, key, value, attn_mask)
-            q, k, v, mask = (item.to_local() if isinstance(item, DTensor) else item for item in whole_inputs)
-            found = self._attend(attention, q, k, v, mask, dropout_p, is_causal, **settings)
-            return DTensor.from_local(found, query.device_mesh, query.placements, run_check=False)
-        group, positions = self._group, key.shape[-2]
-        world, rank = dist.get_world_size(group), dist.get_rank(group)
-        # A mask for all queries: this rank needs the rows of its own.
-        if attn_mask is not None and attn_mask.shape[-2] == world * positions:
-            attn_mask = attn_mask.narrow(-2, rank * positions, positions)
+        # Of some heads only, where tensor parallelism has divided the others.
+        q, k, v = (_local(each) for each in (query, key, value))
+        positions, group = k.shape[-2], self._group
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             # Keys and values side by side: one exchange for both.
-            both = gather(
-                torch.cat([key, value], -1), group, dim=key.ndim - 2, sizes=(positions,) * world, scatter=True
-            )
-            keys, values = both.split([key.shape[-1], value.shape[-1]], -1)
-            mask = attn_mask
-            # Made here, so that it is not kept.
-            if is_causal:
-                # Positions count in the whole sequence: each looks at itself and those before it.
-                places = torch.arange(world * positions, device=query.device)
-                mask = places[rank * positions : (rank + 1) * positions, None] >= places
-            return attention(query, keys, values, attn_mask=mask, dropout_p=dropout_p, **settings)
+            sizes = (positions,) * self._world
+            both = gather(torch.cat([key, value], -1), group, dim=key.ndim - 2, sizes=sizes, scatter=True)
+            parts = both.split([key.shape[-1], value.shape[-1]], -1)
+            return _attend_rows(attention, parts, self._rank, positions, *args, **kwargs)(query)
 
         if not torch.is_grad_enabled():
-            return attend(query, key, value)
-        return checkpoint(attend, query, key, value, use_reentrant=False)
+            return _like(query, attend(q, k, v))
+        return _like(query, checkpoint(attend, q, k, v, use_reentrant=False))
+
+
+def _attend_rows(  # noqa: PLR0917 -- torch's signature
+    attention: Callable[..., torch.Tensor],
+    keys_values: Sequence[torch.Tensor],
+    place: int,
+    part: int,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **settings: Any,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the attention to the keys of a whole sequence of the queries of one part; settings are torch's."""
+    mask, length = _local(attn_mask), keys_values[0].shape[-2]
+    # A mask for all queries: a part needs the rows of its own.
+    if mask is not None and mask.shape[-2] == length > part:
+        mask = mask.narrow(-2, place * part, part)
+
+    def run(query: torch.Tensor) -> torch.Tensor:
+        rows = mask
+        # Made here, so that it is not kept.
+        if is_causal:
+            # Positions count in the whole sequence: each looks at itself and those before it.
+            places = torch.arange(length, device=query.device)
+            rows = places[place * part : (place + 1) * part, None] >= places
+        return attention(query, *keys_values, attn_mask=rows, dropout_p=dropout_p, **settings)
+
+    return run
+
+
+def _positions_of(tree: Any, length: int, start: int, part: int, *, masks: bool = False) -> Any:
+    """Return a block's other arguments for some positions of a sequence: those that have one row for each position.
+
+    (length,), (batch, length) of integers, (length, width) and (batch, length, width) are taken for such; with `masks`
+    the queries and keys of masks, (.., length, length), are cut too.
+    """
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        shape = tensor.shape
+        if masks and tensor.ndim == 4 and shape[-1] == length:
+            tensor = tensor.narrow(-1, start, part)
+            return tensor.narrow(-2, start, part) if shape[-2] == length else tensor
+        dimension = 0 if tensor.ndim == 1 or (tensor.ndim == 2 and tensor.is_floating_point()) else 1
+        return tensor.narrow(dimension, start, part) if 1 <= tensor.ndim <= 3 and shape[dimension] == length else tensor
+
+    return map_only(torch.Tensor, cut, tree)
+
+
+def _copied(tree: Any) -> Any:
+    """Return a tree with caches and other objects copied, so that a trial leaves nothing in them."""
+    kept = (torch.Tensor, nn.Module, str, type)
+    return map_only(
+        object, lambda leaf: leaf if isinstance(leaf, kept) or callable(leaf) else copy.deepcopy(leaf), tree
+    )
+
+
+def _real_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of arbitrary numbers: masks let everything through, and integers are valid indices."""
+    generator = torch.Generator().manual_seed(tensor.numel())
+    if not tensor.is_floating_point():
+        return torch.ones(tensor.shape, dtype=tensor.dtype) * (tensor.dtype == torch.bool)
+    real = (torch.randn(tensor.shape, generator=generator) * 0.1).to(tensor.dtype)
+    return nn.Parameter(real) if isinstance(tensor, nn.Parameter) else real
+
+
+def _first(found: Any) -> torch.Tensor:
+    return found if isinstance(found, torch.Tensor) else next(iter(tensors_of(found)))
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(query: Any, found: torch.Tensor) -> torch.Tensor:
+    """Return attention placed as its queries are."""
+    if not isinstance(query, DTensor):
+        return found
+    return DTensor.from_local(found, query.device_mesh, query.placements, run_check=False)
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return the largest difference over the largest number; what is not a number counts as different."""
+    if found.shape != expected.shape:
+        return torch.tensor(torch.inf)
+    return ((found - expected).abs().max() / expected.abs().max()).nan_to_num(torch.inf).float()
 
 
 @contextlib.contextmanager

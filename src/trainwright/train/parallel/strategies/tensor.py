@@ -17,18 +17,29 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import blocks_of, divide_between, is_plain
 from trainwright.train.parallel.collectives import gather, narrow, reduce, scatter
+from trainwright.train.parallel.recompute.trees import map_only
 from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
+from trainwright.train.parallel.strategies.tensor_plan import divide_by_plan, own_plan
 from trainwright.train.parallel.strategies.tensor_roles import Stretch, stretches_of
 
 __all__ = ["divide_blocks"]
 
 
-def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Module]:
-    """Divide the linear layers of a model's transformer blocks over a mesh of one axis; return the blocks.
+def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None:
+    """Divide the linear layers of a model's transformer blocks over a mesh of one axis.
 
     Raises `UnsupportedPlan` if there are none, or heads that cannot be divided.
     """
     strategy = "tensor+sequence" if sequence else "tensor"
+    if plan := own_plan(model):
+        if sequence:
+            raise UnsupportedPlan.of(
+                strategy,
+                f"{type(model).__name__} has a plan of its own, whose attention counts positions by what enters it; "
+                "allowed: tensor parallelism alone",
+            )
+        divide_by_plan(model, plan, mesh)
+        return
     found = [(block, stretches) for block in blocks_of(model) if (stretches := stretches_of(block))]
     if not found:
         raise UnsupportedPlan.of(
@@ -55,7 +66,6 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
         divide_between(blocks, mesh.get_group(), strategy, scatter=False)
         for block in blocks:
             _divide_norms(block, mesh)
-    return blocks
 
 
 def _refuse_experts(block: nn.Module, strategy: str) -> None:
@@ -156,7 +166,7 @@ def _entering(mesh: DeviceMesh, part: _Part | None) -> Callable[..., Any]:
     """Return a hook that hands tensors to a stretch once, whole: so their gradients are summed once too."""
 
     def whole(each: Any) -> Any:
-        if not isinstance(each, torch.Tensor) or isinstance(each, DTensor):
+        if isinstance(each, DTensor):
             return each
         divided = part is not None and each in part
         if divided or each.requires_grad:
@@ -164,7 +174,8 @@ def _entering(mesh: DeviceMesh, part: _Part | None) -> Callable[..., Any]:
         return DTensor.from_local(each, mesh, [Replicate()], run_check=False)
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(whole(arg) for arg in args), {name: whole(each) for name, each in kwargs.items()}
+        # Arguments may be pairs, such as rotary angles.
+        return map_only(torch.Tensor, whole, (args, kwargs))
 
     return hook
 
