@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor._redistribute import _gen_transform_infos
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
@@ -56,6 +58,11 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
     if layout.refusal or innermost_axis(layout) == "data" or dist.is_initialized():
         return layout.refusal
     alone = _without_replicas(layout, batch_size(sample))
+    # What blocks do with parts of a sequence is tried on whole layers.
+    if min(alone.degrees.tensor, alone.degrees.context) > 1:
+        whole = replace(alone, strategy="context", degrees=Degrees(context=alone.degrees.context))
+        if refusal := refusal_on(model, sample, whole, loss=loss):
+            return refusal
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=alone.devices)
     try:
         step = prepare_step(model, sample)
@@ -71,6 +78,9 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
         return "" if depends_on_values(error) else f"{type(model).__name__} fails so divided: {said[:_LONGEST]}"
     finally:
         dist.destroy_process_group()
+        # Meshes of other ranks compare equal to those of a later training in this process, whose groups are others.
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _gen_transform_infos.cache_clear()
     return ""
 
 

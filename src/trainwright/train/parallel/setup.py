@@ -45,7 +45,8 @@ def set_up(model: nn.Module, optimizer: Any, plan: Layout, **settings: Any) -> P
         return set_up_model(model, plan, optimizer=own, **settings)
     if optimizer.state:
         raise TrialError("prepare: with a plan the optimizer is to be new; it has stepped already")
-    names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    # By its first name, under which the stage of a pipeline that owns a shared parameter has it.
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     foreign = [item for group in optimizer.param_groups for item in group["params"] if id(item) not in names]
     if foreign:
         raise TrialError(

@@ -94,14 +94,15 @@ class DividedModel:
                     self._holders.setdefault(known, []).append((module, name))
                     if self._owner.setdefault(known, rank) != rank and (known, rank) not in borrowers:
                         borrowers.append((known, rank))
-        mine = {path for path, rank in self._owner.items() if rank == self._rank}
         for each in owned:
+            foreign = ranks_of[each.stage] != self._rank
             for path, module in each.holders():
                 for name, parameter in list(module._parameters.items()):  # noqa: SLF001
-                    if parameter is not None and first[id(parameter)] not in mine:
+                    # What this rank's stages share with a stage that owns it is lent.
+                    if parameter is not None and (foreign or self._owner[first[id(parameter)]] != self._rank):
                         self._put_absent(each, module, module._parameters, name, first[id(parameter)])  # noqa: SLF001
-                for name, buffer in list(module._buffers.items()) if each.whole else ():  # noqa: SLF001
-                    if buffer is not None and ranks_of[each.stage] != self._rank:
+                for name, buffer in list(module._buffers.items()) if each.whole and foreign else ():  # noqa: SLF001
+                    if buffer is not None:
                         self._put_absent(each, module, module._buffers, name, f"{path}.{name}")  # noqa: SLF001
         return borrowers
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
@@ -290,8 +291,14 @@ class PipelineRunner(nn.Module):
     ) -> tuple[Any, _Handoff, set[int]]:  # fmt: skip
         """Run a stage of which it is not known yet what it does."""
         run = PartialForward(index, handoff.tensors, list(handoff.events), weights=self._divided.weights)
-        result = run.run(call)
-        run.finish(self._count)
+        try:
+            result = run.run(call)
+            run.finish(self._count)
+        finally:
+            # No backward pass follows that would divide gathered weights again.
+            for module in self.module.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
         tensors = {
             number: tensor.detach().requires_grad_(tensor.requires_grad) for number, tensor in run.handed_on.items()
         }

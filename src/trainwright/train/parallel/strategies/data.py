@@ -59,8 +59,9 @@ class _WeightedSum:
     def start(self, bucket: Any) -> Any:
         """Begin to sum a bucket."""
         self._exchanged += bucket.buffer().numel()
-        work = dist.all_reduce(bucket.buffer().mul_(self._weight()), async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+        # In place: what the future holds is the bucket, or nothing in a dry run.
+        summed = bucket.buffer().mul_(self._weight())
+        return dist.all_reduce(summed, async_op=True).get_future().then(lambda _: summed)
 
     def refuse_left_out(self) -> None:
         """Raise if ranks still wait for gradients of this one: the next thing they exchange would be taken for them."""
