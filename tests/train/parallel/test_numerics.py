@@ -114,6 +114,22 @@ def odd(_rank, _world):
     return max(apart(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def refused_stages(_rank, _world):
+    """Return 0 if all ranks are told why stages cannot be: values that only one has, stages in another order."""
+    settings = {"pipeline": 2, "schedule": "1f1b", "microbatches": 2}
+    part = [(1.0, batches((8, 6), (8, 6), torch.float32)[0])]
+    asking = parallelise(small_models.Misplaced(asks=True), plan_of(**settings, cuts=("blocks.2",)))
+    with pytest.raises(UnsupportedPlan, match="asks by __bool__ for values of stage 0 that later stages have not"):
+        asking.backward(loss_of, part)
+    uncalled = small_models.Misplaced()
+    uncalled.unused = nn.Linear(2, 2)
+    with pytest.raises(UnsupportedPlan, match="the model does not come to stage 1"):
+        parallelise(uncalled, plan_of(**settings, cuts=("unused",))).backward(loss_of, part)
+    with pytest.raises(UnsupportedPlan, match=r"Misplaced has no module 'layers\.1' to begin a stage"):
+        parallelise(small_models.Misplaced(), plan_of(**settings, cuts=("layers.1",)))
+    return 0.0
+
+
 class Standardised(nn.Conv2d):
     """Its forward pass needs whole filters."""
 
@@ -256,6 +272,13 @@ ON_TWO = {
         plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("blocks.0.norm2",)},
     ),
     "pipeline, U-Net": case(*UNET, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("last",)}),
+    "pipeline, a value beside": case(
+        *UNET, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2, "cuts": ("down",)}
+    ),
+    "pipeline, lent parameters": case(
+        small_models.Misplaced, *TEXT, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "cuts": ("blocks.2",)}
+    ),
+    "pipeline, refused": refused_stages,
     "pipeline, tokens": of_tokens,
     "models for no plan": odd,
     "filter, layers of one's own": case(own_layers, IMAGE, (5,), filter=2),
@@ -291,6 +314,15 @@ ON_FOUR = {
     "ZeRO 3+tensor+sequence": case(*BLOCKS["separate"], data=2, tensor=2, plan={"zero": 3, **SEQUENCE}),
     "ZeRO 1+tensor, micro-batches": case(*BLOCKS["separate"], data=2, tensor=2, plan={"zero": 1}, parts=2),
     "pipeline": case(*CHAIN, pipeline=4, plan={"schedule": "1f1b", "microbatches": 4}),
+    "pipeline, a value that skips stages": case(
+        *UNET, pipeline=4, plan={"schedule": "1f1b", "microbatches": 4, "cuts": ("down", "up", "last")}
+    ),
+    "pipeline, lent parameters": case(
+        small_models.Misplaced, *TEXT, pipeline=4, plan={"schedule": "gpipe", "microbatches": 2}
+    ),
+    "ZeRO 1+pipeline, lent parameters": case(
+        small_models.Misplaced, *TEXT, data=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2, "zero": 1}
+    ),
     "data+pipeline": case(*MLP, data=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2}),
     "tensor+pipeline": case(
         *CHAIN, tensor=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "stages": (2, 3)}
