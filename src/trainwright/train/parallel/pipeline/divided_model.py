@@ -97,6 +97,9 @@ class DividedModel:
         for each in owned:
             foreign = ranks_of[each.stage] != self._rank
             for path, module in each.holders():
+                # Norms ask states for statistics even where they have none.
+                if foreign and each.whole:
+                    vars(module).update(_save_to_state_dict=_leave_state, _load_from_state_dict=_leave_state)
                 for name, parameter in list(module._parameters.items()):  # noqa: SLF001
                     # What this rank's stages share with a stage that owns it is lent.
                     if parameter is not None and (foreign or self._owner[first[id(parameter)]] != self._rank):
@@ -193,6 +196,10 @@ class DividedModel:
     def lent_parameters(self) -> Iterable[torch.Tensor]:
         """Return the copies of other ranks' parameters."""
         return self._lent.values()
+
+
+def _leave_state(*_: Any, **__: Any) -> None:
+    """Save and load nothing."""
 
 
 def _part_like(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ first module of the next stage, and hands on what the later stages read, whateve
 Between modules torch's function mode sees each operation; modules of the stage itself run without it.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -198,6 +199,7 @@ class PartialForward(TorchFunctionMode):
         if self._in_module:
             return call(*args, **kwargs)
         if self._now < self.stage:
+            _refuse_collecting()
             return self._replay(path, (args, kwargs))
         if lacking:
             raise ParameterNeededError(lacking)
@@ -320,6 +322,18 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
     elif not isinstance(value, tuple | list):
         return []
     return [tensor for each in value for tensor in _tensors_in(each)]
+
+
+def _refuse_collecting() -> None:
+    """Refuse what transformers collects inside of modules by hooks, such as the logits of routers for a loss."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collected = None if capturing is None else capturing._active_collector.get()  # noqa: SLF001  no public question
+    if collected:
+        raise UnsupportedPlan.of(
+            "pipeline",
+            f"the model collects {', '.join(collected)} of all its layers, of which a stage has its own; allowed: "
+            f"a configuration without, such as output_{next(iter(collected))}=False",
+        )
 
 
 def _without_objects(tree: Any) -> Any:
