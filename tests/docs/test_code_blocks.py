@@ -33,7 +33,11 @@ SLOW = {
     "workers.md": "tests/study/test_workers.py",
     "workflow.md": "tests/cli/test_workflow.py",
 }
-NEEDS = {"ray.md": ("ray",), "interop.md": ("mlflow", "tensorboard")}  # beyond what the tests' set-up installs
+NEEDS = {
+    "ray.md": ("ray",),
+    "parallel.md": ("transformers",),
+    "interop.md": ("mlflow", "tensorboard"),
+}  # beyond what the tests' set-up installs
 
 
 @pytest.fixture(scope="session")
