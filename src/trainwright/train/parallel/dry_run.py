@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._redistribute import _gen_transform_infos
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
@@ -79,7 +79,7 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
     finally:
         dist.destroy_process_group()
         # Meshes of other ranks compare equal to those of a later training in this process, whose groups are others.
-        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # noqa: SLF001
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
         _gen_transform_infos.cache_clear()
     return ""
 

@@ -214,12 +214,23 @@ def _positions_of(tree: Any, length: int, start: int, part: int, *, masks: bool 
     return map_only(torch.Tensor, cut, tree)
 
 
-def _copied(tree: Any) -> Any:
-    """Return a tree with caches and other objects copied, so that a trial leaves nothing in them."""
-    kept = (torch.Tensor, nn.Module, str, type)
-    return map_only(
-        object, lambda leaf: leaf if isinstance(leaf, kept) or callable(leaf) else copy.deepcopy(leaf), tree
-    )
+def _copied(value: Any, known: dict[int, Any] | None = None) -> Any:
+    """Return arguments with caches and other objects copied, so that a trial leaves nothing in them."""
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    if isinstance(value, torch.Tensor):
+        # Torch's own copy of a fake tensor would read bytes that are not there.
+        return _real_like(value) if isinstance(value, FakeTensor) else value.clone()
+    if isinstance(value, tuple | list) and type(value) in {tuple, list}:
+        return type(value)(_copied(each, known) for each in value)
+    if type(value) is dict:
+        return {name: _copied(each, known) for name, each in value.items()}
+    if not hasattr(value, "__dict__") or isinstance(value, nn.Module | type) or callable(value):
+        return value
+    found = known[id(value)] = copy.copy(value)
+    vars(found).update({name: _copied(each, known) for name, each in vars(value).items()})
+    return found
 
 
 def _real_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,9 @@ def replicate(model: nn.Module, called: nn.Module, *, unused: bool = False) -> S
     With `unused`, a step may leave parameters out. The search for them also keeps DDP from regrouping gradients after
     the first step of a process, so that a resumed run adds them up in the same order.
     """
+    # The tensors of a dry run have no bytes, which DDP's buckets would want to copy.
+    if dist.get_backend() == "fake":
+        return Setup(module=model, call=called)
     replicas = DistributedDataParallel(called, find_unused_parameters=unused, gradient_as_bucket_view=True)
     reduction = _WeightedSum(model)
     replicas.register_comm_hook(None, lambda _, bucket: reduction.start(bucket))
@@ -59,9 +62,8 @@ class _WeightedSum:
     def start(self, bucket: Any) -> Any:
         """Begin to sum a bucket."""
         self._exchanged += bucket.buffer().numel()
-        # In place: what the future holds is the bucket, or nothing in a dry run.
-        summed = bucket.buffer().mul_(self._weight())
-        return dist.all_reduce(summed, async_op=True).get_future().then(lambda _: summed)
+        work = dist.all_reduce(bucket.buffer().mul_(self._weight()), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
 
     def refuse_left_out(self) -> None:
         """Raise if ranks still wait for gradients of this one: the next thing they exchange would be taken for them."""
