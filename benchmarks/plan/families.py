@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Forecast, Layout, Oracle
@@ -136,7 +136,7 @@ def distance_from_serial(family: str, plans: list[Forecast], devices: int) -> li
     """
     with tempfile.TemporaryDirectory() as folder:
         layouts = [plan.layout for plan in plans]
-        mp.spawn(_train_on_rank, (devices, folder, family, layouts), nprocs=devices)  # type: ignore[no-untyped-call]
+        spawn(_train_on_rank, (devices, folder, family, layouts), nprocs=devices)
         found = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(devices)]
     return [
         next((each for each in row if isinstance(each, str)), max(map(_number, row)))

@@ -49,7 +49,33 @@ def main() -> None:
         "not_runnable": len(rows) - len(run),
     }
     print(f"\n{summary['equal']} of {summary['runnable']} plans that are called runnable equal one process")
-    finish({"benchmark": "plan_ranked", "environment": environment(), "summary": summary, "rows": rows}, arguments)
+    finish(
+        {
+            "benchmark": "plan_ranked",
+            "environment": environment(),
+            "summary": summary,
+            "table": table_of(rows),
+            "rows": rows,
+        },
+        arguments,
+    )
+
+
+def table_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one row a family: runnable plans that equal one process on each number of ranks, and what is refused."""
+    numbers = sorted({row["ranks"] for row in rows})
+    found = []
+    for family in dict.fromkeys(row["family"] for row in rows):
+        own = [row for row in rows if row["family"] == family]
+        cells = []
+        for ranks in numbers:
+            run = [row for row in own if row["ranks"] == ranks and not row["outcome"].startswith("not runnable")]
+            cells.append(f"{sum(row['outcome'] == 'equal' for row in run)} of {len(run)}")
+        refused = {row["plan"] for row in own if row["outcome"].startswith("not runnable")}
+        # Of the axes, those that no plan of the family has.
+        axes = [axis for axis in ("tensor", "context", "pipeline") if axis in refused]
+        found.append([family, *cells, ", ".join(axes) or "-"])
+    return {"header": ["family", *(f"equal on {ranks} ranks" for ranks in numbers), "not runnable"], "rows": found}
 
 
 def _rows_of(family: str, ranks: int) -> list[dict[str, Any]]:

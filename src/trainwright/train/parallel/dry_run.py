@@ -79,7 +79,7 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
     finally:
         dist.destroy_process_group()
         # Meshes of other ranks compare equal to those of a later training in this process, whose groups are others.
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _clear_sharding_prop_cache()
         _gen_transform_infos.cache_clear()
     return ""
 

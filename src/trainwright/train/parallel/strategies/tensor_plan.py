@@ -63,7 +63,7 @@ def _divide_layer(path: str, layer: nn.Module, parent: nn.Module, style: str, me
     layer.weight = divided(layer.weight, mesh, "tensor", Shard(dimension))
     if style == "colwise" and layer.bias is not None:
         layer.bias = divided(layer.bias, mesh, "tensor", Shard(0))
-    layer.forward = _Column(layer, group) if style == "colwise" else _Row(layer, group)  # type: ignore[method-assign]
+    vars(layer)["forward"] = _Column(layer, group) if style == "colwise" else _Row(layer, group)
 
 
 class _Column:
