@@ -22,7 +22,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.recompute.trees import leaves_of, map_only, tensors_of
 
-__all__ = ["AbsentTensor", "Event", "ParameterNeededError", "PartialForward", "StageEnd", "TensorLike"]
+__all__ = [
+    "AbsentTensor",
+    "Event",
+    "ParameterNeededError",
+    "PartialForward",
+    "StageEnd",
+    "TensorLike",
+    "without_objects",
+]
 
 _METADATA = frozenset(
     {
@@ -274,7 +282,7 @@ class PartialForward(TorchFunctionMode):
             del given
             slots = iter([self._slot_of(each) for each in tensors])
             self.events.append(
-                Event(name, self.stage, _without_objects(map_only(torch.Tensor, lambda _: next(slots), result)))
+                Event(name, self.stage, without_objects(map_only(torch.Tensor, lambda _: next(slots), result)))
             )
         elif len(event.slots) != len(tensors):
             raise UnsupportedPlan.of(
@@ -336,7 +344,7 @@ def _refuse_collecting() -> None:
         )
 
 
-def _without_objects(tree: Any) -> Any:
+def without_objects(tree: Any) -> Any:
     """Return a tree that can be sent: caches and other objects, which each rank has of its own, become None."""
-    plain = bool | int | float | complex | str | torch.Size | torch.dtype | torch.device | _Slot
+    plain = bool | int | float | complex | str | torch.Size | torch.dtype | torch.device | torch.Tensor | _Slot
     return map_only(object, lambda leaf: leaf if isinstance(leaf, plain) else None, tree)

@@ -27,7 +27,13 @@ from trainwright.publishing import write_file
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cuts_of, owned_modules
 from trainwright.train.parallel.pipeline.divided_model import DividedModel, StageModule
-from trainwright.train.parallel.pipeline.partial_forward import Event, ParameterNeededError, PartialForward, TensorLike
+from trainwright.train.parallel.pipeline.partial_forward import (
+    Event,
+    ParameterNeededError,
+    PartialForward,
+    TensorLike,
+    without_objects,
+)
 from trainwright.train.parallel.pipeline.stage_plans import plan_stages
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
@@ -328,24 +334,9 @@ class PipelineRunner(nn.Module):
 
     def _broadcast_result(self, result: Any) -> Any:
         """Give what the last stage made to all ranks; caches and other objects become None."""
-        source = self._ranks_of[-1]
-        known = (torch.Tensor, bool, int, float, complex, str, torch.Size, torch.dtype)
-        tensors = [each.contiguous() for each in tensors_of(result)]
-        likes = iter([_Placed(TensorLike.of(each)) for each in tensors])
-        plain = map_only(
-            object,
-            lambda leaf: next(likes) if isinstance(leaf, torch.Tensor) else leaf if isinstance(leaf, known) else None,
-            result,
-        )
-        told = [plain]
-        dist.broadcast_object_list(told, group=self._group, group_src=source, device=self._device)
-        if not self.last:
-            tensors = []
-            map_only(_Placed, lambda each: tensors.append(each.like.as_tensor(self._device)), told[0])
-        for tensor in tensors:
-            dist.broadcast(tensor, group=self._group, group_src=source)
-        values = iter(tensors)
-        return map_only(_Placed, lambda _: next(values), told[0])
+        told = [map_only(torch.Tensor, torch.Tensor.cpu, without_objects(result))]
+        dist.broadcast_object_list(told, group=self._group, group_src=self._ranks_of[-1], device=self._device)
+        return map_only(torch.Tensor, lambda each: each.to(self._device), told[0])
 
     def _within_memory(self, inputs: Mapping[int, tuple[torch.Tensor, ...]]) -> dict[int, nn.Module]:
         """Return this rank's stages as modules that run again what does not fit into the layout's memory budget."""
@@ -382,13 +373,6 @@ def _most_in_flight(row: list[str], index: int) -> int:
 def _reason(failure: Exception) -> str:
     said = str(failure)
     return said.partition("cannot be set up: ")[2] or f"{type(failure).__name__}: {said}"
-
-
-class _Placed:
-    """Stands for a tensor of a result that is on its way; no dataclass, which trees look into."""
-
-    def __init__(self, like: TensorLike) -> None:
-        self.like = like
 
 
 class _OnlyCalled(nn.Module):

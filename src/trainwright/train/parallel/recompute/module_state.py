@@ -1,12 +1,12 @@
 """What a forward may leave behind in modules and random generators, put back after a trial step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from torch import nn
 
-from trainwright.train.parallel.recompute.run_context import drawn_from, read_generators, set_generators
+from trainwright.train.parallel.recompute.run_context import read_generators, set_generators
 
 __all__ = ["as_before"]
 
@@ -14,17 +14,14 @@ _MISSING: Final = object()
 
 
 @contextmanager
-def as_before(module: nn.Module) -> Iterator[Callable[[], bool]]:
-    """Put attributes of modules and random generators back at the end; yield whether they are as they were, so far."""
+def as_before(module: nn.Module) -> Iterator[None]:
+    """Put attributes of modules and random generators back at the end."""
     # Attributes are compared by identity, and containers by their content too.
     held = [(vars(each), _copy_attributes(vars(each))) for each in module.modules()]
     states = read_generators()
 
-    def is_unchanged() -> bool:
-        return not drawn_from(states) and not any(_differs(own, before) for own, before in held)
-
     try:
-        yield is_unchanged
+        yield
     finally:
         for own, before in held:
             if _differs(own, before):
