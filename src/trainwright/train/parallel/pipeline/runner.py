@@ -7,7 +7,7 @@ layout's own, such as MadPipe's, in which a device may have stages that are not 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -305,32 +305,18 @@ class PipelineRunner(nn.Module):
             for module in self.module.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
-        tensors = {
-            number: tensor.detach().requires_grad_(tensor.requires_grad) for number, tensor in run.handed_on.items()
-        }
-        return result, _Handoff(run.events, tensors), run.consumed
+        return result, _Handoff(run.events, _moved(run.handed_on, self._device)), run.consumed
 
     def _pass_on(self, handoff: _Handoff, source: int, target: int) -> _Handoff:
         """Send what a stage made to the rank of the next."""
         if source == target or self._rank not in {source, target}:
             return handoff
-        tensors = handoff.tensors
-        # Shapes and types go first: the receiver has to allocate before it receives.
+        found = [replace(handoff, tensors=_moved(handoff.tensors, "cpu"))]
         if self._rank == source:
-            likes = {number: TensorLike.of(tensor) for number, tensor in tensors.items()}
-            message = [(handoff.events, handoff.problem, likes)]
-            dist.send_object_list(message, group=self._group, group_dst=target, device=self._device)
-            for tensor in tensors.values():
-                dist.send(tensor.detach().contiguous(), group=self._group, group_dst=target)
+            dist.send_object_list(found, group=self._group, group_dst=target, device=self._device)
             return handoff
-        found: list[Any] = [None]
         dist.recv_object_list(found, group=self._group, group_src=source, device=self._device)
-        events, problem, likes = found[0]
-        tensors = {number: like.as_tensor(self._device) for number, like in likes.items()}
-        for tensor in tensors.values():
-            # Through a detached view, as autograd refuses writes to a leaf that wants a gradient.
-            dist.recv(tensor.detach(), group=self._group, group_src=source)
-        return _Handoff(events, tensors, problem)
+        return replace(found[0], tensors=_moved(found[0].tensors, self._device))
 
     def _broadcast_result(self, result: Any) -> Any:
         """Give what the last stage made to all ranks; caches and other objects become None."""
@@ -357,6 +343,11 @@ class PipelineRunner(nn.Module):
             return _most_in_flight(self._plan.order[self._rank].split(","), index)
         # One-chunk 1F1B drains from the last stage; the other schedules may hold all of them.
         return count if self._plan.schedule in {"gpipe", "interleaved"} else min(count, self._count - index)
+
+
+def _moved(tensors: Mapping[int, torch.Tensor], device: torch.device | str) -> dict[int, torch.Tensor]:
+    """Return tensors on a device, out of their graph."""
+    return {number: each.detach().to(device).requires_grad_(each.requires_grad) for number, each in tensors.items()}
 
 
 def _most_in_flight(row: list[str], index: int) -> int:
