@@ -70,11 +70,14 @@ class OperationMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.number = -1
+        self.seen = 0
+        """With views, and what hooks do."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs, kind = kwargs or {}, _kind_of(func)
+        self.seen += 1
         if kind.view:
             return func(*args, **kwargs)
         if any(hasattr(each, "__tensor_flatten__") for each in types):

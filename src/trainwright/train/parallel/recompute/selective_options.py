@@ -30,8 +30,8 @@ _SMALL = 1 / 64
 """Of what a block saves: a smaller result is not worth its slot."""
 _STATE_BYTES = 5120
 """Of a generator of numbers."""
-_WATCHED_SECONDS, _REMADE_SECONDS = 6e-6, 3e-5
-"""Of Python: for each operation that a tape sees, and for one that is done again."""
+_WATCHED_SECONDS, _REMADE_SECONDS = 1.2e-5, 3e-5
+"""Of Python: for each operation that a tape sees, views among them, and for one that is done again."""
 
 
 class SelectiveOption(NamedTuple):
@@ -129,7 +129,7 @@ class OperationRecorder(OperationMode):
         if len(self._earlier) == len(self._operations):
             for each, seconds in zip(self._operations, self._earlier, strict=True):
                 each.seconds = min(each.seconds, seconds)
-        return _Selection(self._operations, saved, kept, forward_seconds).options()
+        return _Selection(self._operations, saved, kept, forward_seconds).options(self.seen * _WATCHED_SECONDS)
 
 
 class _Selection:
@@ -150,12 +150,11 @@ class _Selection:
         self._dropped: set[int] = set()
         self._remade: set[int] = set()
 
-    def options(self) -> list[SelectiveOption]:
-        """Return at most so many of the selections, of about equal steps in bytes."""
+    def options(self, watched_seconds: float) -> list[SelectiveOption]:
+        """Return at most so many of the selections, of about equal steps in bytes; a tape takes so long in each."""
         found: list[SelectiveOption] = []
         heap = [(0.0, place, value) for place, value in enumerate(self._candidates)]
-        freed, watched = 0, len(self._operations) * _WATCHED_SECONDS
-        seconds = 0.0
+        freed, seconds = 0, 0.0
         while heap:
             _, place, value = heapq.heappop(heap)
             more = self._needed(value)
@@ -171,7 +170,9 @@ class _Selection:
             self._dropped.add(id(value))
             self._remade |= more
             freed, seconds = freed + value.size, seconds + cost * value.size
-            found.append(SelectiveOption(tuple(sorted(self._remade)), freed, self._extra_bytes(), watched, seconds))
+            found.append(
+                SelectiveOption(tuple(sorted(self._remade)), freed, self._extra_bytes(), watched_seconds, seconds)
+            )
         if not found:
             return []
         # The last before each share of what can be freed.
