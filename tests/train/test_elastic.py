@@ -238,7 +238,7 @@ def test_any_number_of_processes(alone, tmp_path, worlds, start, settings):
 @pytest.mark.slow
 def test_resumed_on_four_processes_bit_for_bit(tmp_path):
     """Interrupted and not, with a branch of the model that only some steps take: DDP keeps its grouping."""
-    training = Training(branches=True, unused_parameters=True)
+    training = Training(branches=True, find_unused_parameters=True)
     runs = [through(worlds, training, tmp_path / str(len(worlds))) for worlds in ([[4] * EPOCHS], [[4], [4, 4], [4]])]
     assert runs[0][1:] == runs[1][1:]
     assert runs[0][0].reports == runs[1][0].reports
@@ -249,7 +249,7 @@ def test_resumed_on_four_processes_bit_for_bit(tmp_path):
 def test_a_parameter_that_a_step_leaves_out_is_named(tmp_path, micro_batch):
     """On two ranks, with the setting that mends it, before they take one message for another."""
     ranks = lease(1, 2, Training(branches=True, micro_batch=micro_batch), Ledger(), tmp_path)
-    assert any("trial.prepare(..., unused_parameters=True)" in str(outcome) for outcome, *_ in ranks)
+    assert any("trial.prepare(..., find_unused_parameters=True)" in str(outcome) for outcome, *_ in ranks)
 
 
 @pytest.mark.slow

@@ -89,8 +89,9 @@ class Line:
 class Training:
     """Dropout, batch statistics, Adam, a schedule stepped with each batch, and sums of the function's own."""
 
-    def __init__(self, kind, line, *, save_every=2, slots=None):
+    def __init__(self, kind, line, *, save_every=2, slots=None, scaled=False):
         self.kind, self.line, self.save_every, self.slots = kind, line, save_every, slots
+        self.scaled = scaled
         self.dies_at = None
         self.computed = []
         self.final = None
@@ -100,9 +101,12 @@ class Training:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * STEPS)
         loader = LOADERS[self.kind](trial)
-        run = trial.prepare(
-            model, optimizer, loader, loss=self.loss_of, schedule=schedule, save_every=self.save_every, slots=self.slots
-        )
+        settings = {"save_every": self.save_every, "slots": self.slots}
+        if self.scaled:
+            # The first steps overflow, and a later one again.
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_factor=2.0**20, growth_interval=3)
+            settings |= {"scaler": scaler, "max_gradient_norm": 0.1}
+        run = trial.prepare(model, optimizer, loader, loss=self.loss_of, schedule=schedule, **settings)
         for epoch in trial.epochs():
             losses, samples = [], 0
             for x, y in run.loader if loader is not None else batches_drawn(None):
@@ -141,14 +145,14 @@ def lease(number, training, line, folder):
 def undisturbed(tmp_path_factory):
     known = {}
 
-    def of(kind, slots=None):
-        if (kind, slots) not in known:
+    def of(kind, slots=None, *, scaled=False):
+        if (kind, slots, scaled) not in known:
             line = Line()
-            training = Training(kind, line, slots=slots)
+            training = Training(kind, line, slots=slots, scaled=scaled)
             assert isinstance(lease(1, training, line, tmp_path_factory.mktemp("undisturbed")), Returned)
             assert line.steps == EPOCHS * STEPS
-            known[kind, slots] = training.final, line.reports
-        return known[kind, slots]
+            known[kind, slots, scaled] = training.final, line.reports
+        return known[kind, slots, scaled]
 
     return of
 
@@ -198,13 +202,13 @@ def test_told_to_leave(tmp_path, undisturbed, kind, save_every):
 
 
 @settings(max_examples=15, deadline=None)
-@given(ends=st.lists(st.tuples(st.booleans(), st.integers(1, 8)), max_size=5))
-def test_any_chain_of_ends(tmp_path_factory, undisturbed, ends):
-    """Kills and warnings after any numbers of steps."""
+@given(ends=st.lists(st.tuples(st.booleans(), st.integers(1, 8)), max_size=5), scaled=st.booleans())
+def test_any_chain_of_ends(tmp_path_factory, undisturbed, ends, scaled):
+    """Kills and warnings after any numbers of steps, with gradients that are scaled, overflow and are clipped."""
     folder, line = tmp_path_factory.mktemp("chain"), Line()
     for number, (warned, steps) in enumerate(ends, start=1):
         line.steps, line.leaves_at = 0, steps if warned else None
-        training = Training("DataLoader", line, save_every=1)
+        training = Training("DataLoader", line, save_every=1, scaled=scaled)
         training.dies_at = None if warned else steps
         try:
             outcome = lease(number, training, line, folder)
@@ -214,9 +218,9 @@ def test_any_chain_of_ends(tmp_path_factory, undisturbed, ends):
             break
     else:
         line.leaves_at = None
-        training = Training("DataLoader", line, save_every=1)
+        training = Training("DataLoader", line, save_every=1, scaled=scaled)
         assert isinstance(lease(len(ends) + 1, training, line, folder), Returned)
-    assert_as(training, line, undisturbed("DataLoader"))
+    assert_as(training, line, undisturbed("DataLoader", scaled=scaled))
 
 
 def test_slots(tmp_path, undisturbed):

@@ -10,6 +10,7 @@ from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import MissingExtra, TrialError
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
 from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
+from trainwright.train.gradient_step import GradientStep
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
 from trainwright.train.replay import EpochReplay
 from trainwright.train.slots import Slots
@@ -54,7 +55,9 @@ class Run:
         plan: "Layout | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
-        unused_parameters: bool = False,
+        find_unused_parameters: bool = False,
+        max_gradient_norm: float | None = None,
+        scaler: "torch.amp.GradScaler | None" = None,
         saves_within: bool = True,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "register_step_pre_hook"):
@@ -77,6 +80,12 @@ class Run:
         self._micro_batch = micro_batch
         self._rate = Rescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
         self._slots: Slots | None = None
+        if loss is None and (max_gradient_norm is not None or scaler is not None):
+            raise TrialError(
+                "prepare: max_gradient_norm and scaler are for run.step, which needs loss=f; in a loop of your own call "
+                "torch.nn.utils.clip_grad_norm_ and the scaler yourself"
+            )
+        self._gradients = GradientStep(optimizer, device=self.device, scaler=scaler, max_norm=max_gradient_norm)
         self._hooked = hasattr(optimizer, "register_step_post_hook")
         self._manager: Manager | None = None
         self._stateful_loader = loader if hasattr(loader, "load_state_dict") else getattr(loader, "generator", None)
@@ -87,7 +96,7 @@ class Run:
         self._parallel: Parallel | None = None
         divided = plan is not None or memory is not None
         if slots is None and (divided or trial.world_size > 1):
-            self._parallel = self._set_up(plan, memory, sync_bn=sync_bn, unused=unused_parameters)
+            self._parallel = self._set_up(plan, memory, sync_bn=sync_bn, unused=find_unused_parameters)
             self._bare = self._parallel.module
             self._micro_batch = micro_batch or (None if plan is None else plan.micro_batch)
         elif slots is not None and (divided or sync_bn or micro_batch is not None or loss is None):
@@ -154,6 +163,11 @@ class Run:
         return self._rate.scale
 
     @property
+    def gradient_norm(self) -> "torch.Tensor | None":
+        """The norm of the last step's gradient, over all ranks, before it was clipped; None unless it is clipped."""
+        return self._gradients.norm
+
+    @property
     def memory_plan(self) -> "MemoryPlan | None":
         """How the model keeps to its memory budget; None without one, before its first batch, and in pipelines."""
         return None if self._parallel is None else self._parallel.memory_plan
@@ -179,6 +193,7 @@ class Run:
     def _take_step(self, batch: Any, loss_of: "Callable[[torch.nn.Module, Any], torch.Tensor]") -> "torch.Tensor":
         # Gradients of the last step go first, so that their memory is free during the forward pass.
         self.optimizer.zero_grad(set_to_none=True)
+        loss_of = self._gradients.scaled_loss(loss_of)
         if self._slots is not None:
             loss = self._slots.backward(batch, loss_of)
         elif self._parallel is None:
@@ -187,13 +202,18 @@ class Run:
             # A pipeline's micro-batches are the layout's.
             whole = self._parallel.plan.degrees.pipeline > 1
             loss = self._parallel.backward(loss_of, [(1.0, batch)] if whole else self._parts(batch))
-        if self._hooked:
-            self.optimizer.step()
-        else:  # an optimizer of the user's own: what is not stepped here is not seen
+        loss_scale, steps = self._gradients.loss_scale, self._steps_of_epoch
+        self._gradients.prepare(self._parallel)
+        if not self._hooked:  # an optimizer of the user's own: what is not stepped here is not seen
             self._before()
-            self.optimizer.step()
+        self._gradients.step()
+        if not self._hooked:
             self._after()
-        return loss
+        elif self._steps_of_epoch == steps:
+            # The scaler left out the update: the batch is used up all the same, and a schedule may follow.
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+            self._count_step()
+        return loss if loss_scale == 1.0 else loss / loss_scale
 
     def arrange(self) -> None:
         """Take over the batch of the epoch that comes, and the learning rate that goes with it."""
@@ -219,6 +239,7 @@ class Run:
             "schedule": self.schedule,
             "loader": self._stateful_loader,
             "rate": self._rate,
+            "scaler": self._gradients.scaler,
             "slots": self._slots,
             "replay": self._replay,
         }
@@ -306,9 +327,12 @@ class Run:
         self._depth -= 1
         if self._depth == 0:
             self._rate.after()
-            self._steps_of_epoch += 1
-            if self._manager is not None:
-                self._manager.count()
+            self._count_step()
+
+    def _count_step(self) -> None:
+        self._steps_of_epoch += 1
+        if self._manager is not None:
+            self._manager.count()
 
     def _batching_of(self, size: int | None, rule: BatchRule) -> Batching | None:
         if size is None:

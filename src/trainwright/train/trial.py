@@ -220,7 +220,9 @@ class Trial:
         plan: "Layout | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
-        unused_parameters: bool = False,
+        find_unused_parameters: bool = False,
+        max_gradient_norm: float | None = None,
+        scaler: "torch.amp.GradScaler | None" = None,
         save_every: Literal["auto"] | float | None = "auto",
     ) -> Run:
         """Make ready to train on the trial's devices, from the newest good checkpoint if there is one.
@@ -241,8 +243,10 @@ class Trial:
         With a `plan` of the oracle the model is set up by `parallelise`, one rank a device, with the loader's batch;
         `sync_bn` is for batch normalisation. `memory` is a budget of each device ("8 GiB", bytes, a share of what a
         step takes, or a `tw.memory.plan`), optimizer and gradients included: `run.model` recomputes what it cannot
-        keep; `InfeasibleBudget` is raised at the first batch if nothing fits. `unused_parameters=True` is for models of
-        which a step on several ranks may leave out parameters, else refused; resumes are then bit-exact on any ranks.
+        keep; `InfeasibleBudget` is raised at the first batch if nothing fits. `find_unused_parameters=True` is for
+        models of which a step on several ranks may leave out parameters, else refused; resumes are then bit-exact on
+        any ranks. `run.step` clips the gradient of the whole batch and model to `max_gradient_norm`, and scales losses
+        by a `scaler` (`torch.amp.GradScaler`, for float16).
         """
         if self._run is not None:
             raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
@@ -261,7 +265,9 @@ class Trial:
             plan=plan,
             sync_bn=sync_bn,
             memory=memory,
-            unused_parameters=unused_parameters,
+            find_unused_parameters=find_unused_parameters,
+            max_gradient_norm=max_gradient_norm,
+            scaler=scaler,
             saves_within=save_every is not None,
         )
         # Dropout draws something else where other samples are.

@@ -87,7 +87,7 @@ def train(trial, *, stop_after=EPOCHS, own_loop=False, make=Branched, **settings
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = DataLoader(data(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1))
     loss = None if own_loop else loss_of
-    run = trial.prepare(model, optimizer, batches, loss=loss, unused_parameters=make is Branched, **settings)
+    run = trial.prepare(model, optimizer, batches, loss=loss, find_unused_parameters=make is Branched, **settings)
     losses = []
     for epoch in trial.epochs(stop_after):
         found = []

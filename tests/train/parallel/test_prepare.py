@@ -37,6 +37,14 @@ def loss_of(model, batch):
     return (model(x) - y).square().mean()
 
 
+def overflowing(model, batch):
+    """Return a loss of the same value, whose scaled gradient is infinite for one sample, on the rank that has it."""
+    x, y = batch
+    found = model(x)
+    steep = 1e300 * (found.sum() - found.sum().detach()) if bool((x[:, 0] == data()[5][0][0]).any()) else 0.0
+    return (found - y).square().mean() + steep
+
+
 def trial_of(rank, world, directory=None):
     assignment = Assignment(
         trial=0, lease=1, params={}, seed=5, max_epochs=EPOCHS, rank=rank, world_size=world,
@@ -45,7 +53,7 @@ def trial_of(rank, world, directory=None):
     return Trial(assignment, Nobody())
 
 
-def train(trial, plan=None, loader="torch", make=small_models.mlp, epochs=EPOCHS):
+def train(trial, plan=None, loader="torch", make=small_models.mlp, epochs=EPOCHS, loss=loss_of, **settings):
     """Return the mean loss of each epoch, of at most so many, and the parameters and buffers that this rank has."""
     torch.manual_seed(3)
     model = make().double()
@@ -55,7 +63,7 @@ def train(trial, plan=None, loader="torch", make=small_models.mlp, epochs=EPOCHS
         batches = DataLoader(data(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1))
     else:
         batches = Loader(data(), global_batch=BATCH, trial=trial)
-    run = trial.prepare(model, optimizer, batches, loss=loss_of, schedule=schedule, plan=plan)
+    run = trial.prepare(model, optimizer, batches, loss=loss, schedule=schedule, plan=plan, **settings)
     losses = []
     for _ in trial.epochs():
         losses.append(sum(run.step(batch).item() for batch in run.loader))
@@ -78,6 +86,7 @@ PLANS = {
     "channel": {"channel": 2},
     "pipeline": {"pipeline": 2, "schedule": "1f1b", "microbatches": 4},
 }
+CLIPPED = list(PLANS)
 RESUMED = [("filter", "ZeRO 3"), ("pipeline", "pipeline"), ("pipeline", "ZeRO 3"), ("data", "pipeline")]
 TRAINED = [("torch" if place % 2 else "ours", name) for place, name in enumerate(PLANS)] + [("torch", "filter")]
 
@@ -92,6 +101,17 @@ def normed():
 
 def planned(loader, name):
     return lambda rank, world: train(trial_of(rank, world), plan_of(**PLANS[name]), loader)
+
+
+def clipped(name=None):
+    """Return a check that trains with losses that are scaled, one step's too far, and clipped gradients."""
+
+    def check(rank, world):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        plan = plan_of(**PLANS[name]) if name else None
+        return train(trial_of(rank, world), plan, loss=overflowing, scaler=scaler, max_gradient_norm=0.05)
+
+    return check
 
 
 def refused(error, match, **settings):
@@ -122,6 +142,7 @@ def found(tmp_path_factory):
         return check
 
     checks = {f"{loader}, {name}": planned(loader, name) for loader, name in TRAINED}
+    checks |= {f"{name}, clipped": clipped(name) for name in CLIPPED}
     checks |= {
         **{f"{before}, then {after}": resumed(before, after) for before, after in RESUMED},
         "stages with buffers": lambda rank, world: train(
@@ -143,6 +164,12 @@ def alone():
 def test_a_trial_by_a_plan_is_the_trial(found, alone, loader, name):
     """Same samples in every step whichever ranks take the same, same losses, same parameters to 1e-10."""
     equal(found[f"{loader}, {name}"], alone[loader])
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_gradients_are_clipped_over_all_shards(found, name):
+    """By the norm of the whole model's gradient, after unscaling; no rank steps where one overflowed."""
+    equal(found[f"{name}, clipped"], clipped()(0, 1))
 
 
 @pytest.mark.parametrize(("before", "after"), RESUMED)

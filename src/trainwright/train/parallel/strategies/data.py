@@ -75,7 +75,7 @@ class _WeightedSum:
             raise UnsupportedPlan.of(
                 "data",
                 f"the last loss did not depend on {', '.join(left[:3]) or 'a parameter'}, and other ranks wait for its "
-                "gradient; allowed: trial.prepare(..., unused_parameters=True), steps that train all parameters "
+                "gradient; allowed: trial.prepare(..., find_unused_parameters=True), steps that train all parameters "
                 "(requires_grad_(False) for others), or ZeRO, if no rank trains them",
             )
 
