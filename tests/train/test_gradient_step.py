@@ -58,9 +58,7 @@ def test_equal_to_a_loop_by_hand(scale, micro):
         model, optimizer, loader, loss=loss_of, micro_batch=micro, scaler=scaler, max_gradient_norm=0.1
     )
     first = nn.utils.parameters_to_vector(model.parameters()).clone()
-    losses = []
-    for batch in run.loader:
-        losses.append(run.step(batch))
+    losses = [run.step(batch) for batch in run.loader]
     theirs = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, backoff_factor=2.0**-10, enabled=scale is not None)
     expected = nn.utils.parameters_to_vector(by_hand(micro=micro, limit=0.1, scaler=theirs).parameters())
     assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), expected)

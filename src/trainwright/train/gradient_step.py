@@ -99,7 +99,7 @@ class GradientStep:
 
 
 class _LocalShards:
-    """An optimizer as a scaler sees it: with this rank's plain shards, for torch does not unscale them among tensors."""
+    """An optimizer as a scaler sees it: with this rank's plain shards: torch does not mix the two kinds."""
 
     def __init__(self, optimizer: Any) -> None:
         self.step = optimizer.step

@@ -82,7 +82,7 @@ class Run:
         self._slots: Slots | None = None
         if loss is None and (max_gradient_norm is not None or scaler is not None):
             raise TrialError(
-                "prepare: max_gradient_norm and scaler are for run.step, which needs loss=f; in a loop of your own call "
+                "prepare: max_gradient_norm and scaler are for run.step, which needs loss=f; in your own loop call "
                 "torch.nn.utils.clip_grad_norm_ and the scaler yourself"
             )
         self._gradients = GradientStep(optimizer, device=self.device, scaler=scaler, max_norm=max_gradient_norm)

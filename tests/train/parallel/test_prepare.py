@@ -53,7 +53,7 @@ def trial_of(rank, world, directory=None):
     return Trial(assignment, Nobody())
 
 
-def train(trial, plan=None, loader="torch", make=small_models.mlp, epochs=EPOCHS, loss=loss_of, **settings):
+def train(trial, plan=None, loader="torch", make=small_models.mlp, epochs=EPOCHS, *, loss=loss_of, **settings):
     """Return the mean loss of each epoch, of at most so many, and the parameters and buffers that this rank has."""
     torch.manual_seed(3)
     model = make().double()
