@@ -10,9 +10,9 @@ import numpy as np
 from benchmarks.fidelity.problems import LCBench
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.engine.simulated.settings import Simulated
 from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.state import SimulatedStudy
 from trainwright.engine.simulated.table import Table, tables
 from trainwright.engine.simulated.task import Task
 from trainwright.randomness import rng

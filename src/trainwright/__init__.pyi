@@ -22,7 +22,7 @@ from trainwright.errors import TrainwrightError as TrainwrightError
 from trainwright.integrations.botorch import BoTorchSearcher as BoTorchSearcher
 from trainwright.integrations.optuna.sampler import TrainwrightSampler as TrainwrightSampler
 from trainwright.integrations.optuna.searcher import OptunaSearcher as OptunaSearcher
-from trainwright.integrations.pycompss.engine import PyCOMPSs as PyCOMPSs
+from trainwright.integrations.pycompss import PyCOMPSs as PyCOMPSs
 from trainwright.model.profile import Profile as Profile
 from trainwright.plan import Forecast as Forecast
 from trainwright.plan import Layout as Layout

@@ -56,7 +56,7 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "policy": _list_names("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),
         "engine": {
             "Local": "trainwright.engine:Local",
-            "PyCOMPSs": "trainwright.integrations.pycompss.engine:PyCOMPSs",
+            "PyCOMPSs": "trainwright.integrations.pycompss:PyCOMPSs",
             "Ray": "trainwright.engine.ray.engine:Ray",
         },
         # Ledgers are named by the scheme of their URLs, and called with the URL.

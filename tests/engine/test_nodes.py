@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import trainwright as tw
-from trainwright.engine.nodes.engine import Nodes
-from trainwright.engine.nodes.launched import GangPlace
+from trainwright.engine.nodes.engine import GangPlace, Nodes
 from trainwright.engine.nodes.member import COMMAND, place_token, publish_meeting
 from trainwright.errors import EngineError
 from trainwright.testing import EngineConformance

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-TASK = "trainwright.integrations.pycompss._member_task"
+TASK = "trainwright.integrations._pycompss_task"
 
 
 class Runtime:

@@ -11,7 +11,7 @@ from fake_compss import TASK, install
 
 import trainwright as tw
 from trainwright.errors import EngineError, MissingExtra
-from trainwright.integrations.pycompss.engine import PyCOMPSs
+from trainwright.integrations.pycompss import PyCOMPSs
 from trainwright.testing.engine import EngineConformance
 
 SPACE = tw.Space(x=tw.Float(0, 1))
@@ -140,7 +140,7 @@ def test_what_it_cannot_do_is_refused(settings, sentence):
 
 def test_without_it_a_sentence(monkeypatch):
     """Where PyCOMPSs is not installed, the error says how to get it and what runs the same program."""
-    monkeypatch.setattr("trainwright.integrations.pycompss.engine.find_spec", lambda _: None)
+    monkeypatch.setattr("trainwright.integrations.pycompss.find_spec", lambda _: None)
     with pytest.raises(MissingExtra) as caught:
         PyCOMPSs(slots=4)
     assert str(caught.value) == (

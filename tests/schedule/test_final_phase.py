@@ -5,9 +5,9 @@ import math
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.state import SimulatedStudy
 from trainwright.engine.simulated.task import Parametric
 from trainwright.schedule import (
     ASHA,

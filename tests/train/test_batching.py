@@ -193,7 +193,7 @@ class TestRescaling:
         rate.rescale(1.0, epoch_steps=9)
         with pytest.raises(TrialError, match="'auto' knows no rule for LBFGS when the batch changes; give 'linear'"):
             rate.rescale(2.0, epoch_steps=9)
-        with pytest.raises(TrialError, match="learning_rate: got 'square'; allowed: 'auto', 'linear', 'sqrt', 'none'"):
+        with pytest.raises(TrialError, match="learning_rate: got 'square'; allowed: 'auto', 'linear', 'sqrt', 'ada"):
             Rescaling(optimizer=None, rule="square")
         with pytest.raises(TrialError, match="warmup_steps: got -1; allowed: a whole number >= 0, or None"):
             Rescaling(optimizer=None, warmup_steps=-1)

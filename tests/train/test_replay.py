@@ -105,7 +105,7 @@ class Training:
         if self.scaled:
             # The first steps overflow, and a later one again.
             scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_factor=2.0**20, growth_interval=3)
-            settings |= {"scaler": scaler, "max_gradient_norm": 0.1}
+            settings |= {"scaler": scaler, "max_gradient_norm": 0.1, "learning_rate": "adascale"}
         run = trial.prepare(model, optimizer, loader, loss=self.loss_of, schedule=schedule, **settings)
         for epoch in trial.epochs():
             losses, samples = [], 0

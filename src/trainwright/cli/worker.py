@@ -10,7 +10,7 @@ from trainwright.cli.command import INTERRUPTED, Result, options_of
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.engine import Local
 from trainwright.engine.devices import visible_gpus
-from trainwright.engine.nodes.launched import GangPlace
+from trainwright.engine.nodes.engine import GangPlace
 from trainwright.errors import EngineError
 from trainwright.study import Study, Worker
 from trainwright.study.driver.budget import Budget

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import MissingExtra
-from trainwright.integrations.framework_metrics import select_metrics
 from trainwright.train import Trial
+from trainwright.train.assignment import select_metrics
 
 try:
     import torch
@@ -53,7 +53,10 @@ class TrialCallback(Checkpoint):
             return
         where = f"epoch {trainer.current_epoch + 1} of this Trainer"
         self._measured = select_metrics(
-            self._trial, measured, where, "log it in validation_step by self.log(name, value), and validate each epoch"
+            self._trial.assignment.metrics,
+            measured,
+            where,
+            "log it in validation_step by self.log(name, value), and validate each epoch",
         )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,7 +75,9 @@ class TrialCallback(Checkpoint):
         self._report(trainer, trainer.current_epoch)
         if not self._reported:
             # Raises: no epoch was evaluated.
-            select_metrics(self._trial, {}, "this training", "let it train and validate at least one epoch")
+            select_metrics(
+                self._trial.assignment.metrics, {}, "this training", "let it train and validate at least one epoch"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all generators, of each rank."""

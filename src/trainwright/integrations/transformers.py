@@ -8,10 +8,10 @@ from typing import Any
 
 from trainwright.engine import Local
 from trainwright.errors import MissingExtra, TrialMisuse
-from trainwright.integrations.framework_metrics import select_metrics
 from trainwright.space import Space
 from trainwright.study import Study
 from trainwright.train import Trial
+from trainwright.train.assignment import select_metrics
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -104,7 +104,7 @@ class TrialCallback(TrainerCallback):
     def _report(self, args: TrainingArguments, state: TrainerState) -> None:
         measured, self._measured = self._measured, {}
         metrics = select_metrics(
-            self._trial,
+            self._trial.assignment.metrics,
             measured,
             "the Trainer's evaluation",
             "name one of them in the study, such as objectives='min eval_loss', or return it from compute_metrics",

@@ -1,12 +1,15 @@
 """The interface of engine and trial: the assignment, the channel to the ledger, and how a trial's end is signalled."""
 
-from collections.abc import Mapping
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trainwright.errors import TrialError, TrialMisuse, closest
 from trainwright.ledger import Record
 
-__all__ = ["Assignment", "Channel", "TrialEnd", "as_number", "is_pruning"]
+__all__ = ["Assignment", "Channel", "TrialEnd", "as_number", "check_metrics", "is_pruning", "select_metrics"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,3 +73,34 @@ def as_number(value: Any) -> float | None:
         return float(value.detach() if hasattr(value, "requires_grad") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's word for more than one element
         return None
+
+
+def check_metrics(trial: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a trial reports as numbers. Raises `TrialError` if there is nothing, or something else."""
+    if not metrics:
+        raise TrialError(f"trial {trial}: report needs at least one metric, such as trial.report(val_loss=0.3)")
+    numbers = {}
+    for name, value in metrics.items():
+        number = as_number(value)
+        if number is None:
+            shown = f"{reprlib.repr(value)} ({type(value).__name__})"
+            raise TrialError(f"trial {trial}: {name} must be a number, got {shown}")
+        numbers[name] = number
+    return numbers
+
+
+_TIMINGS = re.compile(r"epoch|.*_(runtime|per_second|compilation_time)")
+"""What Hugging Face's Trainer puts among its metrics, though it measures the machine."""
+
+
+def select_metrics(objectives: Sequence[str], measured: Mapping[str, Any], where: str, mend: str) -> dict[str, float]:
+    """Return what a framework measured, as numbers. Raises `TrialMisuse` if an objective is not among them."""
+    numbers = {name: number for name, value in measured.items() if (number := as_number(value)) is not None}
+    metrics = {name: number for name, number in numbers.items() if not _TIMINGS.fullmatch(name)}
+    missing = [name for name in objectives if name not in metrics]
+    if missing:
+        raise TrialMisuse(
+            f"TrialCallback: {where} measured {', '.join(sorted(metrics)) or 'nothing'}, and the study's objective "
+            f"{missing[0]} is not among them; {mend}{closest(missing[0], sorted(metrics))}"
+        )
+    return metrics

@@ -44,11 +44,12 @@ def train_parts(
     *,
     alone: Callable[[], AbstractContextManager[Any]] = nullcontext,
     expect: Callable[[Any], None] = lambda _: None,
+    after_first: Callable[[], None] | None = None,
 ) -> Any:
     """Accumulate gradients over a batch's micro-batches, each times its weight; return their summed loss, detached.
 
     All but the last are done in the context `alone`. `expect` is told each part before its loss is computed, and None
-    when it is.
+    when it is; `after_first` is called when the first part's gradient is there.
     """
     total: Any = 0.0
     for number, (weight, part) in enumerate(parts, 1):
@@ -59,6 +60,8 @@ def train_parts(
             # A batch that is not cut has the loss that the user computes, to the bit.
             value = value if weight == 1.0 else value * weight
             value.backward()
+        if number == 1 and after_first is not None:
+            after_first()
         total = value.detach() if weight == 1.0 else total + value.detach()
     return total
 

@@ -2,19 +2,25 @@
 
 The batch B = micro-batch x processes x accumulation, apart from how many devices there are. What is called its ratio q
 is B over the batch of the user's loader. The learning rate depends on q, never on devices: q times for SGD (Goyal et
-al., arXiv 1706.02677), sqrt(q) times for adaptive methods (Malladi et al., arXiv 2205.10287). The schedule and the
-checkpoint know the unscaled rate only, so that nothing can compound over restarts.
+al., arXiv 1706.02677), sqrt(q) times for adaptive methods (Malladi et al., arXiv 2205.10287), or by AdaScale as many
+times as one step is worth of the loader's batch, from 1 to q (arXiv 2007.05105). The schedule and the checkpoint know
+the unscaled rate only, so that nothing can compound over restarts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isqrt, sqrt
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trainwright.errors import TrialError
 from trainwright.validators import Validator, check, integer, one_of, optional
 
-__all__ = ["BatchRule", "BatchStep", "Batching", "RateRule", "Rescaling", "portion"]
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainwright.train.gradient_noise import GradientNoise
+
+__all__ = ["BatchRule", "BatchStep", "Batching", "RateRule", "Rescaling", "make_optimizer", "portion"]
 
 
 BatchRule = Literal["constant", "grow"] | Sequence[tuple[int, int]]
@@ -77,9 +83,7 @@ class Batching:
         return [1] if isinstance(self.rule, str) else [1, *(epoch for epoch, _ in self.rule)]
 
     def _batch(self, epoch: int) -> int:
-        if self.rule == "constant":
-            return self.reference
-        if isinstance(self.rule, str):
+        if self.rule == "grow":
             batch, rest = divmod(self.reference * self.devices, self.start_devices)
             if rest:
                 raise TrialError(
@@ -87,6 +91,8 @@ class Batching:
                     f"number on {self.devices}; give a batch that {self.start_devices} divides"
                 )
             return batch
+        if isinstance(self.rule, str):
+            return self.reference
         # The last pair that has begun counts; before the first it is the batch of the loader.
         return next((batch for first, batch in reversed(self.rule) if first <= epoch), self.reference)
 
@@ -127,10 +133,12 @@ def _shown(batch: int) -> str:
     return ", ".join(numbers if len(numbers) <= 8 else [*numbers[:6], "...", numbers[-1]])
 
 
-RateRule = Literal["auto", "linear", "sqrt", "none"]
+RateRule = Literal["auto", "linear", "sqrt", "adascale", "none"]
 
-_LINEAR = frozenset({"SGD", "ASGD"})
-_SQRT = frozenset({"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "SparseAdam", "Adagrad", "RMSprop", "Adafactor"})
+_LINEAR = frozenset({"SGD", "ASGD", "LARS"})
+_SQRT = frozenset(
+    {"LAMB", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "SparseAdam", "Adagrad", "RMSprop", "Adafactor"}
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -150,6 +158,9 @@ class Rescaling:
     step: int = 0
     """The steps done since `start`."""
     length: int = 0
+    noise: "GradientNoise | None" = None
+    """Says what a step of AdaScale is worth."""
+    ratio: float = 1.0
     _plain: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -159,6 +170,8 @@ class Rescaling:
     @property
     def scale(self) -> float:
         """The factor of the next step."""
+        if self.rule == "adascale" and self.noise is not None:
+            return self.noise.gain(self.ratio)
         if self.step >= self.length:
             return self.target
         # Rounding may bring the line above its end.
@@ -166,6 +179,7 @@ class Rescaling:
 
     def rescale(self, ratio: float, epoch_steps: int) -> None:
         """Go to the factor of a batch ratio."""
+        self.ratio = ratio
         target = self._factor(ratio)
         if target != self.target:
             # Never above the new target: a smaller batch takes its smaller rate at once.
@@ -197,7 +211,7 @@ class Rescaling:
         self.target, self.start, self.step, self.length = (state[key] for key in ("target", "start", "step", "length"))
 
     def _factor(self, ratio: float) -> float:
-        if ratio == 1.0 or self.rule == "none":
+        if ratio == 1.0 or self.rule in {"none", "adascale"}:
             return 1.0
         rule = self.rule if self.rule != "auto" else _rule_of(self.optimizer)
         return ratio if rule == "linear" else sqrt(ratio)
@@ -212,5 +226,25 @@ def _rule_of(optimizer: Any) -> str:
         return "sqrt"
     raise TrialError(
         f"prepare: learning_rate: 'auto' knows no rule for {type(optimizer).__name__} when the batch changes; give "
-        "'linear', 'sqrt' or 'none'"
+        "'linear', 'sqrt', 'adascale' or 'none'"
     )
+
+
+def make_optimizer(name: str, params: Iterable[Any], **settings: Any) -> "Optimizer":
+    """Return the optimizer of a name, in any case: "lars", "lamb", or a class of `torch.optim` such as "adamw".
+
+    Raises `TrialError` for other names.
+    """
+    import torch
+
+    from trainwright.train.large_batch import LAMB, LARS
+
+    kinds = {
+        each.lower(): kind
+        for each, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    kinds |= {"lars": LARS, "lamb": LAMB}
+    check(name.lower(), one_of(*sorted(kinds)), "make_optimizer", TrialError)
+    optimizer: torch.optim.Optimizer = kinds[name.lower()](params, **settings)
+    return optimizer

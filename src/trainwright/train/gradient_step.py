@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trainwright.train.parallel.model import Parallel
 
-__all__ = ["GradientStep", "gradient_norm"]
+__all__ = ["GradientStep", "gradient_norm", "is_divided", "local_part"]
 
 
 class GradientStep:
@@ -63,20 +63,23 @@ class GradientStep:
         """The factor of losses and gradients in the step at hand."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
-    def prepare(self, parallel: "Parallel | None") -> None:
-        """Divide gradients by the loss scale, and clip them."""
+    def unscale(self, parallel: "Parallel | None") -> None:
+        """Divide gradients by the loss scale."""
         if self.scaler is not None:
-            divided = _is_divided(parallel)
+            divided = is_divided(parallel)
             self._stepped = _LocalShards(self._optimizer) if divided else self._optimizer
             self.scaler.unscale_(self._stepped)
             if divided:
                 self._share_overflow()
+
+    def clip(self, parallel: "Parallel | None") -> None:
+        """Bring the gradient of the whole model to the norm that it may have at most."""
         if self._max_norm is not None:
             gradients = self.gradients
             self.norm = gradient_norm(gradients, parallel, self._device)
             # As torch.nn.utils.clip_grad_norm_ does, to the bit.
             factor = (self._max_norm / (self.norm + 1e-6)).clamp(max=1.0)
-            for gradient in map(_local, gradients):
+            for gradient in map(local_part, gradients):
                 gradient.mul_(factor.to(gradient.device))
 
     def step(self) -> None:
@@ -106,8 +109,8 @@ class _LocalShards:
         shards = []
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             # A view, which takes no memory of its own.
-            shards.append(_local(parameter.detach()).detach())
-            shards[-1].grad = None if parameter.grad is None else _local(parameter.grad)
+            shards.append(local_part(parameter.detach()).detach())
+            shards[-1].grad = None if parameter.grad is None else local_part(parameter.grad)
         self.param_groups = [{"params": shards}]
 
 
@@ -119,7 +122,7 @@ def gradient_norm(
     import torch.distributed as dist
 
     gradients = list(gradients)
-    if parallel is None or not _is_divided(parallel):
+    if parallel is None or not is_divided(parallel):
         return torch.nn.utils.get_total_norm(gradients)
     layout = parallel.plan
     # Ranks that hold a parameter, or its shards: all those of its pipeline stage.
@@ -138,7 +141,7 @@ def gradient_norm(
             for axis, placement in enumerate(placements)
             if not placement.is_replicate()
         )
-        local = _local(gradient)
+        local = local_part(gradient)
         square = local.to(torch.promote_types(local.dtype, torch.float32)).square().sum()
         # Every shard counts once, on however many ranks it is.
         squares.append(square * (shards / holders))
@@ -148,7 +151,7 @@ def gradient_norm(
     return total.sqrt()
 
 
-def _is_divided(parallel: "Parallel | None") -> bool:
+def is_divided(parallel: "Parallel | None") -> bool:
     """Whether ranks hold different gradients."""
     if parallel is None or parallel.plan.devices == 1:
         return False
@@ -156,6 +159,6 @@ def _is_divided(parallel: "Parallel | None") -> bool:
     return bool(parallel.plan.zero) or degrees.data * degrees.context * degrees.spatial < parallel.plan.devices
 
 
-def _local(tensor: Any) -> Any:
+def local_part(tensor: Any) -> Any:
     """Return this rank's part of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

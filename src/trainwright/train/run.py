@@ -10,6 +10,7 @@ from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import MissingExtra, TrialError
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
 from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
+from trainwright.train.gradient_noise import GradientNoise
 from trainwright.train.gradient_step import GradientStep
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
 from trainwright.train.replay import EpochReplay
@@ -118,6 +119,10 @@ class Run:
             )
         if slots is not None:
             self._slots = Slots(model, count=slots, trial=trial)
+        # What chooses by it needs to measure the gradient noise.
+        self._noise: GradientNoise | None = None
+        if learning_rate == "adascale":
+            self._noise = self._rate.noise = self._make_noise()
         # What the training calls: the model itself on one device, else what the ranks of the layout train.
         self.model: torch.nn.Module = self._bare if self._parallel is None else self._parallel
         if self._parallel is not None:
@@ -168,6 +173,11 @@ class Run:
         return self._gradients.norm
 
     @property
+    def noise_scale(self) -> float | None:
+        """The gradient noise scale in samples, where learning rate or batch are chosen by it; None until measured."""
+        return None if self._noise is None else self._noise.scale
+
+    @property
     def memory_plan(self) -> "MemoryPlan | None":
         """How the model keeps to its memory budget; None without one, before its first batch, and in pipelines."""
         return None if self._parallel is None else self._parallel.memory_plan
@@ -194,16 +204,23 @@ class Run:
         # Gradients of the last step go first, so that their memory is free during the forward pass.
         self.optimizer.zero_grad(set_to_none=True)
         loss_of = self._gradients.scaled_loss(loss_of)
+        # A pipeline's micro-batches are the layout's, as slots are cut by themselves.
+        whole = self._slots is not None or (self._parallel is not None and self._parallel.plan.degrees.pipeline > 1)
+        parts = [(1.0, batch)] if whole else self._parts(batch)
+        after_first = None
+        if self._noise is not None:
+            after_first = self._noise.begin([(weight, samples_in(part)) for weight, part in parts])
         if self._slots is not None:
             loss = self._slots.backward(batch, loss_of)
         elif self._parallel is None:
-            loss = train_parts(self.model, loss_of, self._parts(batch))
+            loss = train_parts(self.model, loss_of, parts, after_first=after_first)
         else:
-            # A pipeline's micro-batches are the layout's.
-            whole = self._parallel.plan.degrees.pipeline > 1
-            loss = self._parallel.backward(loss_of, [(1.0, batch)] if whole else self._parts(batch))
+            loss = self._parallel.backward(loss_of, parts, after_first)
         loss_scale, steps = self._gradients.loss_scale, self._steps_of_epoch
-        self._gradients.prepare(self._parallel)
+        self._gradients.unscale(self._parallel)
+        if self._noise is not None:
+            self._measure(batch, self._noise)
+        self._gradients.clip(self._parallel)
         if not self._hooked:  # an optimizer of the user's own: what is not stepped here is not seen
             self._before()
         self._gradients.step()
@@ -240,6 +257,7 @@ class Run:
             "loader": self._stateful_loader,
             "rate": self._rate,
             "scaler": self._gradients.scaler,
+            "noise": self._noise,
             "slots": self._slots,
             "replay": self._replay,
         }
@@ -253,7 +271,8 @@ class Run:
     def _can_save(self) -> bool:
         """Whether a run that ends now can go on behind the last step."""
         # Steps that others have taken are not known.
-        return self._replay.possible and self._steps_of_epoch == self._replay.done
+        known = self._replay.possible and self._steps_of_epoch == self._replay.done
+        return known and not (self._noise is not None and self._noise.pending)
 
     def count_steps(self, manager: Manager) -> None:
         """Let a manager know of each step of the optimizer, whoever calls it."""
@@ -268,6 +287,8 @@ class Run:
     def end_epoch(self) -> None:
         """Take note that the epoch in work is over: a report comes."""
         self._replay.end()
+        if self._noise is not None:
+            self._noise.forget_step()
 
     def resume(self, *, own: bool) -> None:
         """Go on from the checkpoint that was restored; from that of another trial (not `own`) with a new epoch."""
@@ -345,6 +366,20 @@ class Run:
             start_devices=self._trial.assignment.start_devices,
             micro_batch=self._micro_batch,
         )
+
+    def _make_noise(self) -> GradientNoise:
+        if self._loss is None or self._batching is None:
+            raise TrialError(
+                "prepare: learning_rate='adascale' measures gradients in run.step; give loss=f and a loader of known "
+                "batch size"
+            )
+        return GradientNoise(self._gradients, self._parallel, reference=self._batching.reference)
+
+    def _measure(self, batch: Any, noise: GradientNoise) -> None:
+        """Let the gradient noise be measured; of a last, uneven batch there is nothing to say."""
+        size = self.batch
+        even = size % self._place[1] == 0 and samples_in(batch) * self._place[1] == size
+        noise.end(size if even else None)
 
     @property
     def _place(self) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from trainwright.checkpoint.state.differences import Effect, settle_differences
 from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute, closest
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
-from trainwright.train.assignment import Assignment, Channel, TrialEnd, as_number
+from trainwright.train.assignment import Assignment, Channel, TrialEnd, check_metrics
 from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.framework_checkpoints import FrameworkCheckpoints, newest_checkpoint
 from trainwright.train.group import WAIT_SECONDS, meet
@@ -151,7 +151,7 @@ class Trial:
             )
         if self._closed:
             raise TrialError(f"trial {self.number} has ended; report before the training function returns")
-        numbers = self._check_metrics(metrics)
+        numbers = check_metrics(self.number, metrics)
         at = self.next_epoch if epoch is None else self._whole("epoch", epoch, least=1)
         steps = None if step is None else self._whole("step", step, least=0)
         if at <= self._reported:
@@ -422,20 +422,6 @@ class Trial:
         waiting = self._waiting[:]
         del self._waiting[: len(waiting)]
         return waiting
-
-    def _check_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        if not metrics:
-            raise TrialError(
-                f"trial {self.number}: report needs at least one metric, such as trial.report(val_loss=0.3)"
-            )
-        numbers = {}
-        for name, value in metrics.items():
-            number = as_number(value)
-            if number is None:
-                shown = f"{reprlib.repr(value)} ({type(value).__name__})"
-                raise TrialError(f"trial {self.number}: {name} must be a number, got {shown}")
-            numbers[name] = number
-        return numbers
 
     def _whole(self, name: str, value: Any, least: int) -> int:
         if not isinstance(value, bool):

@@ -1,18 +1,21 @@
 """The Nodes engine: trials on the slots of a gang, several processes that a launcher has started, one on each node.
 
-The first task of a gang is its driver; every node has a member. The ranks of a trial find each other by
+The first of a gang's consecutive tasks is its driver; every node has a member. The ranks of a trial find each other by
 torch.distributed.
 """
 
+import os
 import secrets
 import socket
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from trainwright.engine.nodes.member import COMMAND, place_token, publish_meeting
+from trainwright.engine.devices import rank, task_count
+from trainwright.engine.nodes.member import COMMAND, place_token, publish_meeting, serve
 from trainwright.engine.nodes.member_engine import Member, MemberEngine
 from trainwright.engine.process.listener import WorkerListener
 from trainwright.engine.process.supervisor import LIMIT
@@ -20,10 +23,20 @@ from trainwright.engine.protocol import TrainFunction
 from trainwright.errors import EngineError
 from trainwright.settings import Settings
 from trainwright.signals import signals_held
-from trainwright.validators import instance_of, integer, number, optional
+from trainwright.validators import check, instance_of, integer, number, optional
 
-__all__ = ["Nodes", "own_hosts"]
+__all__ = ["GangPlace", "Nodes", "own_hosts"]
 
+_STEP = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "OMPI_MCA_ess_base_jobid",
+    "PMIX_NAMESPACE",
+    "PBS_JOBID",
+)
+"""What tells one start of a launcher from another."""
+_START_SECONDS = 120.0
 _LAST_WORDS_SECONDS = 10.0
 
 
@@ -42,7 +55,7 @@ class Nodes(MemberEngine, Settings, error=EngineError):
     timeout_seconds: Annotated[float | None, LIMIT, "seconds of a run at most"] = None
     memory_bytes: Annotated[int | None, LIMIT, "resident memory of a process at most"] = None
     grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
-    start_seconds: Annotated[float, number(above=0), "seconds for members and processes to come"] = 120.0
+    start_seconds: Annotated[float, number(above=0), "seconds for members and processes to come"] = _START_SECONDS
 
     def check_together(self) -> None:
         """Begin without members: they are waited for when slots are asked for."""
@@ -101,6 +114,56 @@ class Nodes(MemberEngine, Settings, error=EngineError):
         member, number = self._members[slot // self._per_node], slot % self._per_node
         gpus = member.arrived.gpus if member.arrived is not None else ()
         return f"{member.name}/cuda:{gpus[number % len(gpus)]}" if gpus else f"{member.name}/cpu:{slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class GangPlace:
+    """The place of this task among the `size` tasks of its gang, which meet by a file."""
+
+    place: int
+    size: int
+    meeting: Path
+
+    @classmethod
+    def of(cls, size: int, directory: Path | None, environment: Mapping[str, str] = os.environ) -> Self:
+        """Return this task's place, by its number among those of the launcher.
+
+        Raises `EngineError` where no launcher has numbered it, or has started too few.
+        """
+        check(size, integer(minimum=1), "worker: --gang", EngineError)
+        number, tasks = rank(environment), task_count(environment)
+        if number is None or tasks is None:
+            raise EngineError(
+                f"worker: --gang {size} goes with a launcher that numbers its tasks, one on each node; start it with "
+                "srun or mpirun"
+            )
+        if tasks % size:
+            raise EngineError(
+                f"worker: --gang {size} does not divide the {tasks} tasks of the launcher; start a multiple of {size}, "
+                "one on each node"
+            )
+        if directory is None:
+            raise EngineError("worker: --gang needs a study in a directory that all nodes see")
+        step = "-".join(environment[name].replace("/", "_") for name in _STEP if environment.get(name))
+        return cls(number % size, size, directory.resolve() / "gangs" / f"{step or 'tasks'}-{number // size}.json")
+
+    @property
+    def drives(self) -> bool:
+        """Whether this is the gang's driver."""
+        return self.place == 0
+
+    def engine(self, workers: int | None, instead_of: Any) -> Nodes:
+        """Return the engine of the driver, with the limits of the one that it takes the place of."""
+        limits = {
+            name: getattr(instead_of, name)
+            for name in ("timeout_seconds", "memory_bytes", "grace_seconds")
+            if hasattr(instead_of, name)
+        }
+        return Nodes(meeting=self.meeting, nodes=self.size, workers=workers, start_seconds=_START_SECONDS, **limits)
+
+    def serve(self, workers: int | None) -> bool:
+        """Serve the driver on this node until it ends; return whether it said so."""
+        return serve(self.meeting, self.place, slots=workers, start_seconds=_START_SECONDS, home=str(Path.cwd()))
 
 
 def own_hosts() -> list[str]:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainwright.engine.simulated.record import SimulatedStudy, Stall
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
-from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedTrial
+from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedStudy, SimulatedTrial, Stall
 from trainwright.engine.simulated.task import Draws
 from trainwright.errors import ScheduleError, SpaceExhausted
 from trainwright.schedule import DeviceAllocator, Pause, Promote, Promoted, Reported, RuleView, Scheduler, Stop

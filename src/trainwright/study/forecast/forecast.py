@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.state import SimulatedStudy
 from trainwright.errors import EngineError, StudyError
 from trainwright.schedule import BestStatic, PromotionRule, Scheduler
 from trainwright.schedule.rules.promotion_rule import Clone

@@ -87,6 +87,8 @@ class Setup:
     """Forward and backward pass of a batch in one, where they cannot be told apart; its mean loss."""
     weigh: Callable[[Callable[[], float]], None] | None = None
     """Takes the weight of this rank's gradients in their sum; None: all ranks count alike."""
+    watch: Callable[[list[torch.Tensor] | None], None] | None = None
+    """Takes a list for the squares of this rank's gradients before they are summed; None: no more of them."""
     finish: Callable[[], None] | None = None
     """What follows the backward pass of a batch."""
     budget: Budgeted | None = None
@@ -134,8 +136,18 @@ class Parallel(nn.Module):
         """Let gradients of micro-batches add up; those of the first backward pass outside are exchanged."""
         return self._setup.alone()
 
-    def backward(self, loss: Loss, parts: list[tuple[float, Any]]) -> torch.Tensor:
-        """Leave the gradient of a batch, given in micro-batches with their weights; return its mean loss, detached."""
+    def watch_local(self, squares: list[torch.Tensor] | None) -> None:
+        """Let the squares of this rank's own gradients be added to a list, in steps to come; None: no more."""
+        if self._setup.watch is not None:
+            self._setup.watch(squares)
+
+    def backward(
+        self, loss: Loss, parts: list[tuple[float, Any]], after_first: Callable[[], None] | None = None
+    ) -> torch.Tensor:
+        """Leave the gradient of a batch, given in micro-batches with their weights; return its mean loss, detached.
+
+        `after_first` is called when that of the first micro-batch is there, if there are others.
+        """
         if self._setup.weigh is None and abs(self._share() * self.data_ranks - 1) > 1e-9:
             raise TrialError(
                 f"prepare: a batch cannot be shared evenly by {self.data_ranks} data parallel ranks of the plan; give "
@@ -155,7 +167,7 @@ class Parallel(nn.Module):
                 budget.expect(wanted, accumulate=len(parts) > 1)
 
         # Gradients are exchanged with the last micro-batch; until then they only add up.
-        total = train_parts(called, loss, parts, alone=self.no_sync, expect=expect)
+        total = train_parts(called, loss, parts, alone=self.no_sync, expect=expect, after_first=after_first)
         if self._setup.finish is not None:
             self._setup.finish()
         return self._mean(total)

@@ -42,6 +42,7 @@ def replicate(model: nn.Module, called: nn.Module, *, unused: bool = False) -> S
         call=replicas,
         alone=replicas.no_sync,
         weigh=reduction.weigh,
+        watch=reduction.watch,
         finish=None if unused else reduction.refuse_left_out,
     )
 
@@ -54,13 +55,20 @@ class _WeightedSum:
         self._weight: Callable[[], float] = lambda: 1 / dist.get_world_size()
         # Elements, in the step at hand.
         self._exchanged = 0
+        self._squares: list[torch.Tensor] | None = None
 
     def weigh(self, weight: Callable[[], float]) -> None:
         """Take the weight from here on, by default one over the number of ranks."""
         self._weight = weight
 
+    def watch(self, squares: list[torch.Tensor] | None) -> None:
+        """Add the squares of this rank's own buckets to a list from here on."""
+        self._squares = squares
+
     def start(self, bucket: Any) -> Any:
         """Begin to sum a bucket."""
+        if self._squares is not None:
+            self._squares.append(bucket.buffer().double().square().sum())
         self._exchanged += bucket.buffer().numel()
         work = dist.all_reduce(bucket.buffer().mul_(self._weight()), async_op=True)
         return work.get_future().then(lambda future: future.value()[0])

@@ -86,7 +86,7 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
         super().open(train, directory)
 
     def _start_member(self, place: int) -> TaskMember:
-        from trainwright.integrations.pycompss._member_task import SEQUENTIAL, here, serve_slot
+        from trainwright.integrations._pycompss_task import SEQUENTIAL, here, serve_slot
 
         listener = self._require_listener()
         member = TaskMember(place, listener, name=self._name_device(place))
