@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.errors import TrialError
+from trainwright.schedule.allocator.estimates import adascale_gain
 from trainwright.train import Trial
 from trainwright.train.assignment import Assignment
-from trainwright.train.gradient_noise import adascale_gain
 
 SIZE, SPREAD, BATCH = 50, 2.0, 16
 MEAN = 0.5
@@ -115,7 +115,7 @@ def test_adascale_rates():
 
 def test_what_it_needs():
     model = Linear()
-    with pytest.raises(TrialError, match=r"measures gradients in run\.step; give loss=f and a loader"):
+    with pytest.raises(TrialError, match=r"measure gradients in run\.step; give loss=f"):
         Trial(Assignment(trial=0, lease=1, params={}, seed=5, max_epochs=1), Nobody()).prepare(
             model, torch.optim.SGD(model.parameters(), lr=0.1), learning_rate="adascale"
         )

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from trainwright.errors import TrialError
-from trainwright.train import make_optimizer
-from trainwright.train.large_batch import LAMB, LARS
+from trainwright.train.large_batch import LAMB, LARS, make_optimizer
 
 WEIGHTS = [[1.0, -2.0, 0.5], [0.0, 0.0]]
 GRADIENTS = [[[0.1, 0.2, -0.3], [1.0, -1.0]], [[-0.2, 0.1, 0.4], [0.5, 0.25]], [[0.3, 0.3, 0.3], [0.0, 0.0]]]

@@ -1,7 +1,6 @@
 """Inside a trial: reporting, epochs, devices, seeds, checkpoints."""
 
 from trainwright.train.assignment import TrialEnd
-from trainwright.train.batching import make_optimizer
 from trainwright.train.loader import Loader
 from trainwright.train.optuna import from_optuna
 from trainwright.train.run import Run, parallelise
@@ -16,7 +15,6 @@ __all__ = [
     "Trial",
     "TrialEnd",
     "from_optuna",
-    "make_optimizer",
     "parallelise",
     "seed_all",
 ]

@@ -37,6 +37,7 @@ class Assignment:
     address: str = ""
     devices_each: int = 1
     start_devices: int = 1
+    step_times: tuple[tuple[tuple[int, int], tuple[int, ...], float], ...] = ()
 
 
 class Channel(Protocol):

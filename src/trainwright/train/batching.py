@@ -7,7 +7,8 @@ times as one step is worth of the loader's batch, from 1 to q (arXiv 2007.05105)
 the unscaled rate only, so that nothing can compound over restarts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isqrt, sqrt
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -16,14 +17,13 @@ from trainwright.errors import TrialError
 from trainwright.validators import Validator, check, integer, one_of, optional
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
+    from trainwright.schedule.allocator.estimates import Goodput
     from trainwright.train.gradient_noise import GradientNoise
 
-__all__ = ["BatchRule", "BatchStep", "Batching", "RateRule", "Rescaling", "make_optimizer", "portion"]
+__all__ = ["BatchRule", "BatchStep", "Batching", "GoodputBatch", "RateRule", "Rescaling", "portion"]
 
 
-BatchRule = Literal["constant", "grow"] | Sequence[tuple[int, int]]
+BatchRule = Literal["constant", "grow", "goodput"] | Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,9 @@ class Batching:
     goes on all the same: shares then differ by one sample, and gradients are weighted by them.
 
     "constant": that of the user's loader, on any number of devices. "grow": in proportion to the devices, as a batch
-    per device would have it (RASDA, arXiv 2412.02729). Pairs (epoch, batch): from those epochs on, on any number of
-    devices. `micro_batch` bounds what a process takes at a time; by default what it takes at the start of a new trial.
+    per device would have it (RASDA, arXiv 2412.02729). "goodput": what `GoodputBatch` chooses, at first the loader's.
+    Pairs (epoch, batch): from those epochs on, on any number of devices. `micro_batch` bounds what a process takes at a
+    time; by default what it takes at the start of a new trial.
     """
 
     rule: BatchRule = "constant"
@@ -97,6 +98,48 @@ class Batching:
         return next((batch for first, batch in reversed(self.rule) if first <= epoch), self.reference)
 
 
+class GoodputBatch:
+    """The batch of each epoch by goodput, on `devices`, and the step times by which it is chosen.
+
+    `model` knows what the study has measured; `agree` returns what rank 0 says.
+    """
+
+    def __init__(self, model: "Goodput", devices: int, agree: Callable[[int], int]) -> None:
+        self._model, self._devices, self._agree = model, devices, agree
+        self._unit: float | None = None
+        # Ends of the first and the last step of the epoch in work, and the steps between them.
+        self._first, self._last, self._count = 0.0, 0.0, 0
+
+    def choose(self, noise: float | None) -> int:
+        """Return the batch of the epoch that comes; that of the loader until the noise is measured."""
+        return self._agree(self._model.reference if noise is None else self._model.choose_batch(self._devices, noise))
+
+    def note_step(self) -> None:
+        """Take note that a step has ended."""
+        self._last = time.perf_counter()
+        if self._count == 0:
+            # The first step of an epoch waits for its data.
+            self._first = self._last
+        self._count += 1
+
+    def end_epoch(self, step: BatchStep, noise: float | None) -> dict[str, Any] | None:
+        """Return what the epoch has told of its steps, for the study; None after fewer than two."""
+        count, self._count = self._count, 0
+        if count < 2:
+            return None
+        seconds = (self._last - self._first) / (count - 1)
+        shape = self._model.shape(self._devices, step.batch)
+        self._unit = self._model.observe(shape, seconds, self._unit)
+        return {
+            "shape": list(shape),
+            "step_seconds": seconds,
+            "noise": noise,
+            "reference": self._model.reference,
+            "limit": self._model.micro_batch,
+            "largest": self._model.largest,
+        }
+
+
 def portion(count: int, rank: int, world: int) -> range:
     """Return which of `count` samples are a rank's: a run of them; the first ranks have one more if it is uneven."""
     # Both ends are rounded up in the same way, so that each part begins where the one before ends.
@@ -113,7 +156,7 @@ def _is_schedule(rule: Any) -> bool:
     return epochs == sorted(set(epochs))
 
 
-_RULE = one_of("constant", "grow") | Validator(
+_RULE = one_of("constant", "grow", "goodput") | Validator(
     _is_schedule, "pairs of epoch and batch with rising epochs from 1, such as [(1, 64), (10, 128)]"
 )
 
@@ -162,6 +205,12 @@ class Rescaling:
     """Says what a step of AdaScale is worth."""
     ratio: float = 1.0
     _plain: list[Any] = field(default_factory=list)
+
+    def follow(self, noise: "GradientNoise") -> None:
+        """Go by a noise scale where one has to do with it: by AdaScale, too, where "auto" would be linear."""
+        self.noise = noise
+        if self.rule == "auto" and _rule_of(self.optimizer) == "linear":
+            self.rule = "adascale"
 
     def __post_init__(self) -> None:
         check(self.rule, one_of(*get_args(RateRule)), "prepare: learning_rate", TrialError)
@@ -228,23 +277,3 @@ def _rule_of(optimizer: Any) -> str:
         f"prepare: learning_rate: 'auto' knows no rule for {type(optimizer).__name__} when the batch changes; give "
         "'linear', 'sqrt', 'adascale' or 'none'"
     )
-
-
-def make_optimizer(name: str, params: Iterable[Any], **settings: Any) -> "Optimizer":
-    """Return the optimizer of a name, in any case: "lars", "lamb", or a class of `torch.optim` such as "adamw".
-
-    Raises `TrialError` for other names.
-    """
-    import torch
-
-    from trainwright.train.large_batch import LAMB, LARS
-
-    kinds = {
-        each.lower(): kind
-        for each, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-    }
-    kinds |= {"lars": LARS, "lamb": LAMB}
-    check(name.lower(), one_of(*sorted(kinds)), "make_optimizer", TrialError)
-    optimizer: torch.optim.Optimizer = kinds[name.lower()](params, **settings)
-    return optimizer

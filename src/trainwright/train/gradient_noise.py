@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainwright.train.gradient_step import gradient_norm, is_divided, local_part
+from trainwright.schedule.allocator.estimates import adascale_gain
+from trainwright.train.gradient_step import gradient_norm
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from trainwright.train.gradient_step import GradientStep
     from trainwright.train.parallel.model import Parallel
 
-__all__ = ["GradientNoise", "adascale_gain"]
+__all__ = ["GradientNoise"]
 
 _EVERY = 10
 """Steps from one measured to the next."""
@@ -64,7 +65,7 @@ class GradientNoise:
         """
         self._due = self._steps % _EVERY == 0 or self.pending
         self._steps += 1
-        if not self._due or is_divided(self._parallel):
+        if not self._due:
             return None
         weight, self._part = parts[0]
         if len(parts) > 1:
@@ -125,43 +126,20 @@ class GradientNoise:
 
     def _note_pair(self, gradients: "list[torch.Tensor]", batch: int) -> None:
         """Keep a gradient, or compare it with the one that was kept: both are of one mean, nearly."""
-        now = [local_part(gradient).detach() for gradient in gradients]
         before, self._before = self._before, None
-        if before is None or len(before) != len(now):
-            self._before = [part.clone() for part in now]
+        if before is None or len(before) != len(gradients):
+            self._before = [gradient.clone() for gradient in gradients]
             return
-        norms = []
-        for sign in (-1.0, 1.0):
-            # In the place of the copies, as gradients of their own sharding.
-            both = [part.add(old, alpha=sign) for part, old in zip(now, before, strict=True)]
-            norms.append(self._norm_of(both, gradients) ** 2)
+        apart, both = (
+            gradient_norm([one.add(old, alpha=sign) for one, old in zip(gradients, before, strict=True)], None).item()
+            for sign in (-1.0, 1.0)
+        )
         # The difference of two has twice the variance of one, their mean half of it.
-        variance = norms[0] / 2 * batch
-        self._note(variance, norms[1] / 4 - variance / (2 * batch))
-
-    def _norm_of(self, parts: "list[torch.Tensor]", like: "list[torch.Tensor]") -> float:
-        if not is_divided(self._parallel):
-            return gradient_norm(parts, None).item()
-        from torch.distributed.tensor import DTensor
-
-        whole = [
-            DTensor.from_local(part, each.device_mesh, each.placements, shape=each.shape, stride=each.stride())
-            if isinstance(each, DTensor)
-            else part
-            for part, each in zip(parts, like, strict=True)
-        ]
-        return gradient_norm(whole, self._parallel, str(parts[0].device) if parts else "cpu").item()
+        variance = apart**2 / 2 * batch
+        self._note(variance, both**2 / 4 - variance / (2 * batch))
 
     def _note(self, variance: float, square: float) -> None:
         # A step that overflowed says nothing.
         if math.isfinite(variance) and math.isfinite(square):
             self._variance = _DECAY * self._variance + (1 - _DECAY) * variance
             self._square = _DECAY * self._square + (1 - _DECAY) * square
-
-
-def adascale_gain(noise: float, batch: float, reference: float) -> float:
-    """Return how many steps of the reference batch one of `batch` is worth (Johnson et al., arXiv 2007.05105).
-
-    `noise` is the gradient noise scale in samples: 1 without noise, batch / reference with nothing else.
-    """
-    return (noise / reference + 1) / (noise / batch + 1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trainwright.train.parallel.model import Parallel
 
-__all__ = ["GradientStep", "gradient_norm", "is_divided", "local_part"]
+__all__ = ["GradientStep", "gradient_norm", "is_divided"]
 
 
 class GradientStep:
@@ -79,7 +79,7 @@ class GradientStep:
             self.norm = gradient_norm(gradients, parallel, self._device)
             # As torch.nn.utils.clip_grad_norm_ does, to the bit.
             factor = (self._max_norm / (self.norm + 1e-6)).clamp(max=1.0)
-            for gradient in map(local_part, gradients):
+            for gradient in map(_local, gradients):
                 gradient.mul_(factor.to(gradient.device))
 
     def step(self) -> None:
@@ -109,8 +109,8 @@ class _LocalShards:
         shards = []
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             # A view, which takes no memory of its own.
-            shards.append(local_part(parameter.detach()).detach())
-            shards[-1].grad = None if parameter.grad is None else local_part(parameter.grad)
+            shards.append(_local(parameter.detach()).detach())
+            shards[-1].grad = None if parameter.grad is None else _local(parameter.grad)
         self.param_groups = [{"params": shards}]
 
 
@@ -141,7 +141,7 @@ def gradient_norm(
             for axis, placement in enumerate(placements)
             if not placement.is_replicate()
         )
-        local = local_part(gradient)
+        local = _local(gradient)
         square = local.to(torch.promote_types(local.dtype, torch.float32)).square().sum()
         # Every shard counts once, on however many ranks it is.
         squares.append(square * (shards / holders))
@@ -159,6 +159,6 @@ def is_divided(parallel: "Parallel | None") -> bool:
     return bool(parallel.plan.zero) or degrees.data * degrees.context * degrees.spatial < parallel.plan.devices
 
 
-def local_part(tensor: Any) -> Any:
+def _local(tensor: Any) -> Any:
     """Return this rank's part of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

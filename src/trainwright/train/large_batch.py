@@ -1,4 +1,4 @@
-"""Optimizers for large batches: LARS and LAMB.
+"""Optimizers for large batches, LARS and LAMB, and optimizers by name.
 
 Both let a layer's step be in proportion to the norm of its weights (You et al., arXiv 1708.03888 and 1904.00962).
 """
@@ -9,10 +9,33 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["LAMB", "LARS"]
+from trainwright.errors import TrialError
+from trainwright.validators import check, one_of
+
+__all__ = ["LAMB", "LARS", "make_optimizer"]
 
 
-class LARS(Optimizer):
+class _Layerwise(Optimizer):
+    """An optimizer that updates each parameter tensor by itself."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step; `closure` computes the loss anew, as torch has it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group, self.state[parameter])
+        return loss
+
+    def _update(self, parameter: Any, group: dict[str, Any], state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class LARS(_Layerwise):
     """SGD with momentum and rates by layer: lr * trust |w| / (|g| + weight_decay |w|) (algorithm 1).
 
     A layer whose weights or gradient are zero has the plain rate, and so have the groups with `adapt=False`, as is
@@ -32,25 +55,20 @@ class LARS(Optimizer):
         settings = {"momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": adapt}
         super().__init__(params, {"lr": lr, **settings})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take a step; `closure` computes the loss anew, as torch has it."""
-        loss = _evaluate(closure)
-        for group, parameter, state in _with_gradients(self):
-            gradient, decay = parameter.grad, group["weight_decay"]
-            rate = group["lr"]
-            if group["adapt"]:
-                weight_norm, gradient_norm = parameter.norm(), gradient.norm()
-                rate = rate * _ratio(group["trust"] * weight_norm, gradient_norm + decay * weight_norm)
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)
-            # The rate goes into the momentum: a change of it does not rescale earlier steps.
-            state["momentum"].mul_(group["momentum"]).add_((gradient + decay * parameter) * rate)
-            parameter.sub_(state["momentum"])
-        return loss
+    def _update(self, parameter: Any, group: dict[str, Any], state: dict[str, Any]) -> None:
+        gradient, decay = parameter.grad, group["weight_decay"]
+        rate = group["lr"]
+        if group["adapt"]:
+            weight_norm, gradient_norm = parameter.norm(), gradient.norm()
+            rate = rate * _ratio(group["trust"] * weight_norm, gradient_norm + decay * weight_norm)
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        # The rate goes into the momentum: a change of it does not rescale earlier steps.
+        state["momentum"].mul_(group["momentum"]).add_((gradient + decay * parameter) * rate)
+        parameter.sub_(state["momentum"])
 
 
-class LAMB(Optimizer):
+class LAMB(_Layerwise):
     """Adam whose steps, weight decay included, have the norm of the layer's weights times the rate (algorithm 2)."""
 
     def __init__(
@@ -65,24 +83,19 @@ class LAMB(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take a step; `closure` computes the loss anew, as torch has it."""
-        loss = _evaluate(closure)
-        for group, parameter, state in _with_gradients(self):
-            first, second = group["betas"]
-            if not state:
-                state |= {"step": 0, "mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
-            state["step"] += 1
-            state["mean"].lerp_(parameter.grad, 1 - first)
-            state["square"].mul_(second).addcmul_(parameter.grad, parameter.grad, value=1 - second)
-            mean, square = (
-                state[name] / (1 - beta ** state["step"]) for name, beta in (("mean", first), ("square", second))
-            )
-            update = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * parameter
-            ratio = _ratio(parameter.norm(), update.norm()) if group["adapt"] else 1.0
-            parameter.sub_(group["lr"] * ratio * update)
-        return loss
+    def _update(self, parameter: Any, group: dict[str, Any], state: dict[str, Any]) -> None:
+        first, second = group["betas"]
+        if not state:
+            state |= {"step": 0, "mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
+        state["step"] += 1
+        state["mean"].lerp_(parameter.grad, 1 - first)
+        state["square"].mul_(second).addcmul_(parameter.grad, parameter.grad, value=1 - second)
+        mean, square = (
+            state[name] / (1 - beta ** state["step"]) for name, beta in (("mean", first), ("square", second))
+        )
+        update = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * parameter
+        ratio = _ratio(parameter.norm(), update.norm()) if group["adapt"] else 1.0
+        parameter.sub_(group["lr"] * ratio * update)
 
 
 def _ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
@@ -90,16 +103,17 @@ def _ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
     return torch.where((over > 0) & (under > 0), over / under, torch.ones_like(over))
 
 
-def _evaluate(closure: Callable[[], Any] | None) -> Any:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
+def make_optimizer(name: str, params: Iterable[Any], **settings: Any) -> Optimizer:
+    """Return the optimizer of a name, in any case: "lars", "lamb", or a class of `torch.optim` such as "adamw".
 
-
-def _with_gradients(optimizer: Optimizer) -> Iterable[tuple[dict[str, Any], Any, dict[str, Any]]]:
-    """Yield each parameter that has a gradient, with its group and its state."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield group, parameter, optimizer.state[parameter]
+    Raises `TrialError` for other names.
+    """
+    kinds = {
+        each.lower(): kind
+        for each, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    }
+    kinds |= {"lars": LARS, "lamb": LAMB}
+    check(name.lower(), one_of(*sorted(kinds)), "make_optimizer", TrialError)
+    optimizer: Optimizer = kinds[name.lower()](params, **settings)
+    return optimizer

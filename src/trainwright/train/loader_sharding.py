@@ -1,6 +1,7 @@
 """The batches of the user's own loader, shared by the ranks of a trial without changing a sample of any of them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from trainwright.errors import TrialError
@@ -12,19 +13,37 @@ __all__ = ["PlacedBatches", "ShardedBatches", "batches_of"]
 
 
 class PlacedBatches:
-    """Batches that arrive on a device; `arrange` is called before each pass."""
+    """The batches of an epoch, on a device; `arrange` is called before each.
 
-    def __init__(self, batches: "ShardedBatches", device: str, arrange: Callable[[], None]) -> None:
+    It returns how many batches the epoch has, which may be more than the data set has; None: a pass over that.
+    `length` is what it has returned last.
+    """
+
+    def __init__(
+        self, batches: "ShardedBatches", device: str, arrange: Callable[[], int | None], length: int | None = None
+    ) -> None:
         self._batches = batches
         self._device = device
         self._arrange = arrange
+        self._length = length
 
     def __iter__(self) -> Iterator[Any]:
-        self._arrange()
-        return (place_batch(batch, self._device) for batch in self._batches)
+        length = self._arrange()
+        return (place_batch(batch, self._device) for batch in self._take(length))
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return self._length or len(self._batches)
+
+    def _take(self, length: int | None) -> Iterator[Any]:
+        if length is None:
+            yield from self._batches
+            return
+        taken = 0
+        # Pass after pass, of which the last is left before its end.
+        while taken < length:
+            for batch in islice(self._batches, length - taken):
+                taken += 1
+                yield batch
 
 
 def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> "tuple[ShardedBatches, int | None]":

@@ -30,6 +30,8 @@ class EpochReplay:
         """The epoch in work."""
         self.batch: int | None = None
         """The samples of a step in it, once that is known."""
+        self.length: int | None = None
+        """How many steps it has, if that is not a pass over the loader."""
         self.done = 0
         """How many of its steps are done."""
         self._loader = loader
@@ -76,7 +78,7 @@ class EpochReplay:
                 f"{self.done}: the number of its steps depends on what a checkpoint does not hold; give "
                 "trial.prepare(..., save_every=None), which saves at reports only"
             )
-        self.batch, self.done, self._start = None, 0, None
+        self.batch, self.length, self.done, self._start = None, None, 0, None
         self._losses, self._known = [], []
 
     def note(self, loss: "torch.Tensor") -> None:
@@ -120,6 +122,7 @@ class EpochReplay:
         return {
             "epoch": self.epoch,
             "batch": self.batch,
+            "length": self.length,
             "kind": str(losses.dtype).removeprefix("torch."),
             # A number of 64 bits holds every narrower one as it is.
             "losses": _pack(losses.to(torch.float64)),
@@ -130,7 +133,8 @@ class EpochReplay:
         """Go through the epoch that was interrupted, if one was."""
         self.epoch, self.done, self._losses = state["epoch"], 0, []
         self._known = _unpack(state["losses"]).tolist() if "losses" in state else []
-        self.batch, self._kind, self._start = state.get("batch"), state.get("kind", ""), state.get("start")
+        self.batch, self.length = state.get("batch"), state.get("length")
+        self._kind, self._start = state.get("kind", ""), state.get("start")
 
     def _read_start(self) -> dict[str, Any] | None:
         loader = self._loader

@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import MissingExtra, TrialError
+from trainwright.schedule.allocator.estimates import Goodput, StepShape
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
-from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
+from trainwright.train.batching import Batching, BatchRule, BatchStep, GoodputBatch, RateRule, Rescaling
 from trainwright.train.gradient_noise import GradientNoise
-from trainwright.train.gradient_step import GradientStep
+from trainwright.train.gradient_step import GradientStep, is_divided
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
 from trainwright.train.replay import EpochReplay
 from trainwright.train.slots import Slots
@@ -78,6 +80,8 @@ class Run:
         self._batches: ShardedBatches | None = None
         self._batching: Batching | None = None
         self._step: BatchStep | None = None
+        # The steps of an epoch, if these are not a pass over the loader.
+        self._length: int | None = None
         self._micro_batch = micro_batch
         self._rate = Rescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
         self._slots: Slots | None = None
@@ -121,8 +125,12 @@ class Run:
             self._slots = Slots(model, count=slots, trial=trial)
         # What chooses by it needs to measure the gradient noise.
         self._noise: GradientNoise | None = None
-        if learning_rate == "adascale":
-            self._noise = self._rate.noise = self._make_noise()
+        self._goodput: GoodputBatch | None = None
+        if batch == "goodput" or learning_rate == "adascale":
+            self._noise = self._make_noise()
+            self._rate.follow(self._noise)
+            if batch == "goodput":
+                self._goodput = self._choose_by_goodput()
         # What the training calls: the model itself on one device, else what the ranks of the layout train.
         self.model: torch.nn.Module = self._bare if self._parallel is None else self._parallel
         if self._parallel is not None:
@@ -140,7 +148,7 @@ class Run:
             raise TrialError(
                 "run.loader: trial.prepare was given no loader; give trial.prepare(model, optimizer, loader)"
             )
-        return PlacedBatches(self._batches, self.device, self.arrange)
+        return PlacedBatches(self._batches, self.device, self.arrange, self._length)
 
     @property
     def batch(self) -> int:
@@ -196,7 +204,9 @@ class Run:
         loss = self._take_step(batch, self._loss)
         self._replay.note(loss)
         if self._step is not None:
-            self._replay.batch = self._step.batch
+            self._replay.batch, self._replay.length = self._step.batch, self._length
+        if self._goodput is not None:
+            self._goodput.note_step()
         self._save_if_due()
         return loss
 
@@ -232,12 +242,21 @@ class Run:
             self._count_step()
         return loss if loss_scale == 1.0 else loss / loss_scale
 
-    def arrange(self) -> None:
-        """Take over the batch of the epoch that comes, and the learning rate that goes with it."""
+    def arrange(self) -> int | None:
+        """Take over the batch of the epoch that comes, and the learning rate that goes with it.
+
+        Return the steps of the epoch, None for a pass over the loader.
+        """
         if self._batching is None or self._batches is None:
-            return
+            return None
         # The batch stays what it was in an epoch that was interrupted, whatever devices there are now.
-        self._step = self._batching.at(self._trial.next_epoch, self._replay.batch)
+        batch = self._replay.batch
+        if batch is None and self._goodput is not None and self._noise is not None:
+            batch = self._goodput.choose(self._noise.scale)
+            # Where one step is worth less than its samples, an epoch of equal progress has more of them.
+            self._replay.length = ceil(self._reference_steps() / self._noise.gain(batch / self._batching.reference))
+        self._length = self._replay.length
+        self._step = self._batching.at(self._trial.next_epoch, batch)
         # A slot is the micro-batch; a rank takes its share of them one after another.
         if self._slots is not None:
             count = self._slots.count
@@ -246,7 +265,8 @@ class Run:
         if self._parallel is not None:
             self._parallel.expect_accumulation(self._step.accumulate > 1)
         self._batches.arrange(self._step.batch)
-        self._rate.rescale(self._step.batch / self._batching.reference, len(self._batches))
+        self._rate.rescale(self._step.batch / self._batching.reference, self._length or len(self._batches))
+        return self._length
 
     def items(self) -> dict[str, Any]:
         """Return what a resumed run needs, by name; the global generators come with every checkpoint."""
@@ -289,6 +309,10 @@ class Run:
         self._replay.end()
         if self._noise is not None:
             self._noise.forget_step()
+        if self._goodput is not None and self._step is not None:
+            measured = self._goodput.end_epoch(self._step, self.noise_scale)
+            if measured is not None:
+                self._trial.note("goodput", measured)
 
     def resume(self, *, own: bool) -> None:
         """Go on from the checkpoint that was restored; from that of another trial (not `own`) with a new epoch."""
@@ -368,12 +392,29 @@ class Run:
         )
 
     def _make_noise(self) -> GradientNoise:
-        if self._loss is None or self._batching is None:
+        if self._loss is None or self._batching is None or is_divided(self._parallel):
             raise TrialError(
-                "prepare: learning_rate='adascale' measures gradients in run.step; give loss=f and a loader of known "
-                "batch size"
+                "prepare: batch='goodput' and learning_rate='adascale' measure gradients in run.step; give loss=f, a "
+                "loader of known batch size, and no plan that divides the model"
             )
         return GradientNoise(self._gradients, self._parallel, reference=self._batching.reference)
+
+    def _choose_by_goodput(self) -> GoodputBatch:
+        assert self._batching is not None  # noqa: S101 -- `_make_noise` has seen to it
+        known, reference, trial = self._trial.assignment.step_times, self._batching.reference, self._trial
+        limit = self._micro_batch or -(-reference // trial.assignment.start_devices)
+        # An epoch has a few steps at least.
+        largest = max(reference, self._reference_steps() * reference // 4)
+        model = Goodput(reference=reference, micro_batch=limit, largest=largest)
+        model.times = {StepShape(*shape): seconds for key, shape, seconds in known if key == (reference, limit)}
+        return GoodputBatch(model, trial.devices, _agreed if trial.world_size > 1 else int)
+
+    def _reference_steps(self) -> int:
+        """Return the steps of an epoch with the batch of the user's loader."""
+        assert self._batches is not None  # noqa: S101 -- likewise
+        assert self._batching is not None  # noqa: S101 -- likewise
+        self._batches.arrange(self._batching.reference)
+        return len(self._batches)
 
     def _measure(self, batch: Any, noise: GradientNoise) -> None:
         """Let the gradient noise be measured; of a last, uneven batch there is nothing to say."""
@@ -432,6 +473,15 @@ class Run:
         if count <= size:
             return [(1.0, batch)]
         return [(samples_in(part) / count, part) for part in slice_batch(batch, size)]
+
+
+def _agreed(value: int) -> int:
+    """Return rank 0's value."""
+    import torch
+
+    values = [value]
+    torch.distributed.broadcast_object_list(values, 0, device=torch.device("cpu"))
+    return values[0]
 
 
 def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = False) -> "Parallel":

@@ -1,17 +1,17 @@
 """The settings of simulations: how trials scale, when a study ends, and the cluster that exists only in time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import EngineError
-from trainwright.schedule.allocator.estimates import interpolate_speedup
+from trainwright.schedule.allocator.estimates import adascale_gain, interpolate_speedup
 from trainwright.settings import Settings
 from trainwright.validators import Validator, flag, integer, number, optional
 
-__all__ = ["Scaling", "Simulated", "SimulationLimits"]
+__all__ = ["GoodputScaling", "Scaling", "Simulated", "SimulationLimits"]
 
 
 def _is_speedup_curve(value: Any) -> bool:
@@ -20,6 +20,7 @@ def _is_speedup_curve(value: Any) -> bool:
     )
 
 
+_FUNCTION = Validator(callable, "a function")
 _NOT_NEGATIVE = number(minimum=0)
 _CURVE = Validator(_is_speedup_curve, "factors and speed-ups > 0, such as {1: 1.0, 2: 1.8, 4: 3.1}")
 _TIME = optional(number(above=0), words="None for no limit")
@@ -38,6 +39,28 @@ class Scaling(Settings, error=EngineError):
     def speedup(self, factor: float) -> float:
         """Return how many times as fast a trial is on `factor` times its devices."""
         return interpolate_speedup(self.curve, factor, self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputScaling(Settings, error=EngineError):
+    """Trials measure steps and gradient noise, and are as fast as their goodput, in epochs of equal progress.
+
+    `step_seconds(devices, batch)` are those of a step, `noise(epoch)` is the gradient noise scale after so many epochs.
+    A trial chooses its batch before each epoch, as `prepare(..., batch="goodput")` does, from `reference` to `largest`
+    and by what the study has measured so far; unless it `chooses`, the batch is the reference. A device takes at most
+    `micro_batch` samples at a time.
+    """
+
+    step_seconds: Annotated[Callable[[int, int], float], _FUNCTION]
+    noise: Annotated[Callable[[int], float], _FUNCTION]
+    reference: Annotated[int, integer(minimum=1)]
+    largest: Annotated[int, integer(minimum=1)] = 2**30
+    micro_batch: Annotated[int, integer(minimum=1)] = 2**30
+    chooses: Annotated[bool, flag()] = True
+
+    def rate(self, devices: int, batch: int, epoch: int) -> float:
+        """Return the progress a second, in steps of the reference batch."""
+        return float(adascale_gain(self.noise(epoch), batch, self.reference) / self.step_seconds(devices, batch))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +113,7 @@ class Simulated(Settings, error=EngineError):
     cluster: Cluster
     task: Task = field(default_factory=Parametric)
     task_devices: Annotated[int | None, optional(integer(minimum=1)), "devices of the task's seconds"] = None
-    scaling: Scaling = field(default_factory=Scaling)
+    scaling: Scaling | GoodputScaling = field(default_factory=Scaling)
     start_seconds: Annotated[float, _NOT_NEGATIVE, "until a new trial trains"] = 0.0
     restart_seconds: Annotated[float, _NOT_NEGATIVE, "to continue elsewhere"] = 30.0
     resume: Annotated[bool, flag(), "continue from the last epoch"] = True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainwright.engine.simulated.settings import Simulated, SimulationLimits
+from trainwright.engine.simulated.settings import GoodputScaling, Scaling, Simulated, SimulationLimits
 from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedStudy, SimulatedTrial, Stall
 from trainwright.engine.simulated.task import Draws
 from trainwright.errors import ScheduleError, SpaceExhausted
@@ -382,11 +382,8 @@ class _Simulation:
         trial.runs += 1
         self.study.begin_hold(trial.number, running.block, self.clock)
         self.events.note_start(trial.number, running.block[0], size)
-        if size not in self.paces:
-            self.paces[size] = self.setting.scaling.speedup(size / self.task_devices)
-        trial.pace = self.paces[size]
         if self.setting.stragglers:
-            trial.pace /= 1 + abs(self.setting.stragglers * self.luck.at(trial.number, trial.runs))
+            trial.luck = 1 / (1 + abs(self.setting.stragglers * self.luck.at(trial.number, trial.runs)))
         cost = self.setting.start_seconds
         if trial.started:
             cost = self.setting.restart_seconds
@@ -405,12 +402,41 @@ class _Simulation:
         epoch = max(trial.checkpoint, trial.reported)
         seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.loss,))
         trial.began = began
+        trial.pace = self._pace(trial) * trial.luck
         # Epochs in which nothing can be decided are passed without an event, which makes long trials cheap.
         following = max(epoch + 1, self.rule.next_epoch(self.index, seen))
+        # Where a trial measures and chooses anew in each epoch, each is an event.
+        if isinstance(self.setting.scaling, GoodputScaling):
+            following = epoch + 1
         place = bisect_right(self.result_epochs, epoch)
         if place < len(self.result_epochs):
             following = min(following, self.result_epochs[place])
         self._go_to(trial, min(self.length, following), EventKind.REPORTED)
+
+    def _pace(self, trial: SimulatedTrial) -> float:
+        """Return how many times as fast as on the task's devices a trial trains its next epoch."""
+        running, scaling = self.device_allocator.running[trial.number], self.setting.scaling
+        size, epoch = len(running.block), trial.checkpoint
+        if isinstance(scaling, Scaling):
+            if size not in self.paces:
+                self.paces[size] = scaling.speedup(size / self.task_devices)
+            return self.paces[size]
+        trial.batch = scaling.reference
+        known = self.device_allocator.estimates.goodputs
+        # Of a new trial no noise is known yet.
+        if scaling.chooses and known and epoch:
+            trial.batch = known[0].choose_batch(size, scaling.noise(epoch))
+        on_task = scaling.rate(self.task_devices, scaling.reference, epoch)
+        return scaling.rate(size, trial.batch, epoch) / on_task
+
+    def _note_goodput(self, trial: SimulatedTrial, scaling: GoodputScaling) -> None:
+        """Note what the trial has measured, as it says with each report."""
+        size, batch = len(self.device_allocator.running[trial.number].block), trial.batch
+        settings = {"reference": scaling.reference, "limit": scaling.micro_batch, "largest": scaling.largest}
+        shape = self.device_allocator.estimates.goodput_of(*settings.values()).shape(size, batch)
+        measured = {"shape": shape, "step_seconds": scaling.step_seconds(size, batch)}
+        measured |= {"noise": scaling.noise(trial.checkpoint), **settings}
+        self.device_allocator.note_goodput(trial.number, measured)
 
     def _stop_over(self, trial: SimulatedTrial) -> None:
         """Let a running trial come by at the end of its present epoch, unless its next event comes first."""
@@ -430,6 +456,8 @@ class _Simulation:
         self.study.trained_seconds += trial.seconds(epoch) * size
         trial.checkpoint = epoch
         self._halt_trial(trial)
+        if isinstance(self.setting.scaling, GoodputScaling) and self.setting.scaling.chooses:
+            self._note_goodput(trial, self.setting.scaling)
 
     # Small things.
 

@@ -95,6 +95,8 @@ class SimulatedTrial:
     loss: float = math.inf  # reported there
     began: float = 0.0  # when it trained on from its checkpoint, in seconds
     pace: float = 1.0  # speed on its devices, and its luck with them
+    luck: float = 1.0
+    batch: int = 0  # by goodput
     until: int = 0  # the epoch of its next event
 
     def seconds(self, epoch: int) -> float:

@@ -6,11 +6,11 @@ the policy's planner decides, by the allocator's methods.
 
 import math
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from trainwright.schedule.allocator.estimates import Estimates
+from trainwright.schedule.allocator.estimates import Estimates, Goodput, StepShape
 from trainwright.schedule.allocator.free_slots import FreeSlots
 from trainwright.schedule.policies.allocation_policy import Action, AllocationPolicy, Block, PendingTrial, Planner
 
@@ -46,6 +46,9 @@ class RunningTrial:
     replans: bool = False  # its next checkpoint is awaited
     resized_at: float = float("-inf")  # when it last changed its devices
     target: Block | None = None
+    goodput: Goodput | None = None  # the model of its step times, if it chooses its batch by it
+    noise: float = 0.0  # its gradient noise scale
+    step_unit: float | None = None  # the seconds of its first step
     is_preempted: bool = False
     wanted_size: int = 0  # devices that it waits for, preempted
 
@@ -86,6 +89,7 @@ class DeviceAllocator:
     """Whether the final phase before a deadline has begun: the best go on to the end, nothing new starts."""
 
     def __post_init__(self) -> None:
+        self.estimates.start = self.policy.start
         self._planner = self.policy.planner() if self.planner is None else self.planner
         self._actions: list[Action] = []
 
@@ -120,6 +124,14 @@ class DeviceAllocator:
             running.rung_epoch = self.rungs[running.rungs]
             running.rungs += 1
         self.changed = running
+
+    def note_goodput(self, trial: int, measured: Mapping[str, Any]) -> None:
+        """Note the step times and the gradient noise that a trial has measured in its last epoch."""
+        running = self.running[trial]
+        running.goodput = self.estimates.goodput_of(*(measured[name] for name in ("reference", "limit", "largest")))
+        shape = StepShape(*measured["shape"])
+        running.step_unit = running.goodput.observe(shape, measured["step_seconds"], running.step_unit)
+        running.noise = running.goodput.noise = measured["noise"] or 0.0
 
     def note_resized(self, trial: int, at: float) -> None:
         """Note that a trial has left its block for the one that was held for it."""

@@ -34,6 +34,9 @@ class MarginalGain(Resizing):
     work comes while others have grown, a trial gives half of its devices back at a checkpoint if the start is worth
     more than what that costs it.
 
+    For trials that choose their batch by goodput (`prepare(..., batch="goodput")`) T(w) is by the goodput on w devices
+    at the batch that is best there, for the trial's own gradient noise.
+
     A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
     """
 
@@ -76,7 +79,7 @@ def fill(ends: Floats, costs: Floats, supply: float) -> NDArray[np.intp]:
 class Rows:
     """What is known of each trial that runs, in columns: O(1) to change one, all at once to look at them."""
 
-    NAMES = ("since", "togo", "after", "chance", "alone", "size", "speed", "settled", "looked")
+    NAMES = ("since", "togo", "after", "chance", "alone", "size", "speed", "settled", "looked", "noise", "model")
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
@@ -169,8 +172,6 @@ class _Planner:
         self, allocator: DeviceAllocator, due: Floats, work: Floats, size: Floats, most: int
     ) -> tuple[Floats, Floats]:
         """Return, by doublings, when each trial would end (inf: not worth it, or not possible) and devices it takes."""
-        # They are few.
-        sizes, place = np.unique(size, return_inverse=True)
         cap = min(self.policy.cap or allocator.slots, allocator.slots)
         # What is not measured is tried two doublings at a time: a belief in its speed can be far off.
         step = 4 * np.maximum(size, self.policy.start * allocator.estimates.known)
@@ -178,10 +179,7 @@ class _Planner:
         ends, costs = [due + now], [np.zeros_like(size)]
         for doublings in range(1, most + 1):
             larger = size * 2**doublings
-            speeds = [
-                allocator.estimates.speedup(old_size * 2**doublings / self.policy.start) for old_size in sizes.tolist()
-            ]
-            then = work / np.array(speeds)[place]
+            then = work / self._speeds(allocator, larger)
             restart = allocator.estimates.restart(int(larger[0]))
             # A doubling must pay for its restart and a margin, and stay within what has nearly been measured.
             allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= np.minimum(cap, step))
@@ -191,6 +189,20 @@ class _Planner:
             costs.append(larger - size)
             now = then
         return np.array(ends), np.array(costs)
+
+    def _speeds(self, allocator: DeviceAllocator, size: Floats) -> Floats:
+        """Return how many times as fast each trial is on so many devices as on those of a new one."""
+        estimates, noise = allocator.estimates, self.rows.column("noise")
+        # Pairs of size and model are few.
+        pairs, place = np.unique(np.stack([size, self.rows.column("model")]), axis=1, return_inverse=True)
+        found = np.empty_like(size)
+        for which, (devices, model) in enumerate(pairs.T.tolist()):
+            own, ratio = place.reshape(-1) == which, devices / self.policy.start
+            if model < 0:
+                found[own] = estimates.speedup(ratio)
+            else:
+                found[own] = estimates.speedups(estimates.goodputs[int(model)], ratio, noise[own])
+        return found
 
     def _ask_last_ones(self, allocator: DeviceAllocator) -> float:
         """Ask those that would end last to look in at their next checkpoint, as many as could grow.
@@ -241,9 +253,15 @@ class _Planner:
                 else (allocator.remaining_epochs(running) - (allocator.rungs[running.rungs] - running.epoch))
                 / max(chance, 1e-9)
             )
-            speed = allocator.estimates.speedup(len(running.block) / self.policy.start)
+            estimates, ratio = allocator.estimates, len(running.block) / self.policy.start
+            speed, model = estimates.speedup(ratio), -1
+            if running.goodput is not None:
+                # Devices and batch are chosen together: the speed is the goodput at the batch that goes with them.
+                speed = float(estimates.speedups(running.goodput, ratio, np.array([running.noise]))[0])
+                model = estimates.goodputs.index(running.goodput)
             alone, idle = running.start_epoch_seconds or base, running.is_settled
-            self.rows.put(trial, since, togo, after, chance, alone, running.size, speed, idle, running.replans)
+            row = (since, togo, after, chance, alone, running.size, speed, idle, running.replans, running.noise, model)
+            self.rows.put(trial, *row)
         allocator.touched.clear()
 
     def _next_rung_times(self) -> Floats:

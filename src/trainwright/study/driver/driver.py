@@ -237,6 +237,7 @@ class Driver:
             begins_after=trial.exploits.epoch if trial.exploits else 0,
             saved_step=max((lease.step for lease in trial.leases.values()), default=0),
             start_devices=self.scheduler.policy.start,
+            step_times=self.allocator.device_allocator.estimates.step_times(),
         )
         try:
             self.engine.launch(assignment, block)
@@ -305,6 +306,8 @@ class Driver:
         for record in records:
             if record.kind == "checkpointed":
                 self._checkpoint_retry.found_room()
+            if record.kind == "note" and record.body["name"] == "goodput":
+                self.allocator.device_allocator.note_goodput(trial, record.body["value"])
             if record.kind == "reported":
                 self._judge_report(trial, run, record.body["epoch"], record.body["metrics"])
                 stays = self._decide_placement(trial, run, record)
