@@ -122,3 +122,21 @@ def test_what_the_study_knows_comes_with_the_assignment(tmp_path):
     known = tuple(((BATCH, SAMPLES), (1, micro, 1), 1.0) for micro in (BATCH, 2 * BATCH, 4 * BATCH))
     lease(1, training, line, tmp_path, step_times=known)
     assert training.seen[2][0] >= 4 * BATCH
+
+
+def train_in_a_study(trial):
+    """Report what the study knew of step times when this run began."""
+    training = Training(Line())
+    report, known = trial.report, len(trial.assignment.step_times)
+    trial.report = lambda **_: report(loss=trial.number + 1.0, known=known)
+    training(trial)
+
+
+def test_a_study_hands_on_what_its_trials_have_measured(tmp_path):
+    """The second trial begins with the step times of the first, which are notes in the ledger."""
+    study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", directory=tmp_path, seed=0)
+    scheduler = tw.Scheduler(tw.FixedEpochs(3), tw.MarginalGain())
+    study.run(train_in_a_study, trials=2, scheduler=scheduler, engine=tw.Local(workers=0), progress=False)
+    known = [[report.metrics["known"] for report in trial.reports.values()] for trial in study.trials]
+    assert known[0] == [0, 0, 0]
+    assert known[1][0] >= 2

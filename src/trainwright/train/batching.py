@@ -7,8 +7,7 @@ times as one step is worth of the loader's batch, from 1 to q (arXiv 2007.05105)
 the unscaled rate only, so that nothing can compound over restarts.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isqrt, sqrt
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,10 +16,9 @@ from trainwright.errors import TrialError
 from trainwright.validators import Validator, check, integer, one_of, optional
 
 if TYPE_CHECKING:
-    from trainwright.schedule.allocator.estimates import Goodput
     from trainwright.train.gradient_noise import GradientNoise
 
-__all__ = ["BatchRule", "BatchStep", "Batching", "GoodputBatch", "RateRule", "Rescaling", "portion"]
+__all__ = ["BatchRule", "BatchStep", "Batching", "RateRule", "Rescaling", "portion"]
 
 
 BatchRule = Literal["constant", "grow", "goodput"] | Sequence[tuple[int, int]]
@@ -96,48 +94,6 @@ class Batching:
             return self.reference
         # The last pair that has begun counts; before the first it is the batch of the loader.
         return next((batch for first, batch in reversed(self.rule) if first <= epoch), self.reference)
-
-
-class GoodputBatch:
-    """The batch of each epoch by goodput, on `devices`, and the step times by which it is chosen.
-
-    `model` knows what the study has measured; `agree` returns what rank 0 says.
-    """
-
-    def __init__(self, model: "Goodput", devices: int, agree: Callable[[int], int]) -> None:
-        self._model, self._devices, self._agree = model, devices, agree
-        self._unit: float | None = None
-        # Ends of the first and the last step of the epoch in work, and the steps between them.
-        self._first, self._last, self._count = 0.0, 0.0, 0
-
-    def choose(self, noise: float | None) -> int:
-        """Return the batch of the epoch that comes; that of the loader until the noise is measured."""
-        return self._agree(self._model.reference if noise is None else self._model.choose_batch(self._devices, noise))
-
-    def note_step(self) -> None:
-        """Take note that a step has ended."""
-        self._last = time.perf_counter()
-        if self._count == 0:
-            # The first step of an epoch waits for its data.
-            self._first = self._last
-        self._count += 1
-
-    def end_epoch(self, step: BatchStep, noise: float | None) -> dict[str, Any] | None:
-        """Return what the epoch has told of its steps, for the study; None after fewer than two."""
-        count, self._count = self._count, 0
-        if count < 2:
-            return None
-        seconds = (self._last - self._first) / (count - 1)
-        shape = self._model.shape(self._devices, step.batch)
-        self._unit = self._model.observe(shape, seconds, self._unit)
-        return {
-            "shape": list(shape),
-            "step_seconds": seconds,
-            "noise": noise,
-            "reference": self._model.reference,
-            "limit": self._model.micro_batch,
-            "largest": self._model.largest,
-        }
 
 
 def portion(count: int, rank: int, world: int) -> range:

@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import MissingExtra, TrialError
-from trainwright.schedule.allocator.estimates import Goodput, StepShape
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
-from trainwright.train.batching import Batching, BatchRule, BatchStep, GoodputBatch, RateRule, Rescaling
+from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
+from trainwright.train.goodput_batch import GoodputBatch
 from trainwright.train.gradient_noise import GradientNoise
 from trainwright.train.gradient_step import GradientStep, is_divided
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from trainwright.train.trial import Trial
 
 __all__ = ["Run", "parallelise"]
-
-
-_OPTIONS = frozenset({"lr", "initial_lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening"})
-"""What optimizers call their hyperparameters; whatever else is in their groups may be learnt."""
 
 
 class Run:
@@ -80,8 +75,6 @@ class Run:
         self._batches: ShardedBatches | None = None
         self._batching: Batching | None = None
         self._step: BatchStep | None = None
-        # The steps of an epoch, if these are not a pass over the loader.
-        self._length: int | None = None
         self._micro_batch = micro_batch
         self._rate = Rescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
         self._slots: Slots | None = None
@@ -129,8 +122,8 @@ class Run:
         if batch == "goodput" or learning_rate == "adascale":
             self._noise = self._make_noise()
             self._rate.follow(self._noise)
-            if batch == "goodput":
-                self._goodput = self._choose_by_goodput()
+            if batch == "goodput" and self._batching is not None:
+                self._goodput = GoodputBatch.of(trial, self._batches, self._batching, self._micro_batch)
         # What the training calls: the model itself on one device, else what the ranks of the layout train.
         self.model: torch.nn.Module = self._bare if self._parallel is None else self._parallel
         if self._parallel is not None:
@@ -148,7 +141,7 @@ class Run:
             raise TrialError(
                 "run.loader: trial.prepare was given no loader; give trial.prepare(model, optimizer, loader)"
             )
-        return PlacedBatches(self._batches, self.device, self.arrange, self._length)
+        return PlacedBatches(self._batches, self.device, self.arrange, self._replay.length)
 
     @property
     def batch(self) -> int:
@@ -204,7 +197,7 @@ class Run:
         loss = self._take_step(batch, self._loss)
         self._replay.note(loss)
         if self._step is not None:
-            self._replay.batch, self._replay.length = self._step.batch, self._length
+            self._replay.batch = self._step.batch
         if self._goodput is not None:
             self._goodput.note_step()
         self._save_if_due()
@@ -229,7 +222,9 @@ class Run:
         loss_scale, steps = self._gradients.loss_scale, self._steps_of_epoch
         self._gradients.unscale(self._parallel)
         if self._noise is not None:
-            self._measure(batch, self._noise)
+            # Of a last, uneven batch there is nothing to say.
+            size, places = self.batch, self._place[1]
+            self._noise.end(size if size % places == 0 and samples_in(batch) * places == size else None)
         self._gradients.clip(self._parallel)
         if not self._hooked:  # an optimizer of the user's own: what is not stepped here is not seen
             self._before()
@@ -254,8 +249,7 @@ class Run:
         if batch is None and self._goodput is not None and self._noise is not None:
             batch = self._goodput.choose(self._noise.scale)
             # Where one step is worth less than its samples, an epoch of equal progress has more of them.
-            self._replay.length = ceil(self._reference_steps() / self._noise.gain(batch / self._batching.reference))
-        self._length = self._replay.length
+            self._replay.length = self._goodput.length(self._noise.gain(batch / self._batching.reference))
         self._step = self._batching.at(self._trial.next_epoch, batch)
         # A slot is the micro-batch; a rank takes its share of them one after another.
         if self._slots is not None:
@@ -265,8 +259,8 @@ class Run:
         if self._parallel is not None:
             self._parallel.expect_accumulation(self._step.accumulate > 1)
         self._batches.arrange(self._step.batch)
-        self._rate.rescale(self._step.batch / self._batching.reference, self._length or len(self._batches))
-        return self._length
+        self._rate.rescale(self._step.batch / self._batching.reference, self._replay.length or len(self._batches))
+        return self._replay.length
 
     def items(self) -> dict[str, Any]:
         """Return what a resumed run needs, by name; the global generators come with every checkpoint."""
@@ -348,21 +342,6 @@ class Run:
                 self._manager.save(wait=True)
                 owner.leave()
 
-    def read_options(self) -> list[dict[str, Any]]:
-        """Return the hyperparameters of each group of the optimizer."""
-        return [{name: group[name] for name in _OPTIONS & group.keys()} for group in self.optimizer.param_groups]
-
-    def set_options(self, options: list[dict[str, Any]]) -> None:
-        """Go on with these, though another state was restored; rates stay where a schedule has brought them."""
-        scheduled = [self.schedule, *getattr(self.schedule, "_schedulers", ())] if self.schedule is not None else []
-        for place, (group, own) in enumerate(zip(self.optimizer.param_groups, options, strict=True)):
-            # A plateau's schedule knows no first rate: it begins with that of the optimizer.
-            ratio = own["initial_lr"] / group["initial_lr"] if group.get("initial_lr") else 0.0
-            rate = group["lr"] * ratio if scheduled and ratio else own["lr"]
-            group.update({**own, "lr": rate})
-            for one in scheduled if ratio else ():
-                one.base_lrs[place] *= ratio
-
     def _before(self, *_: Any) -> None:
         self._depth += 1
         if self._depth == 1:
@@ -398,29 +377,6 @@ class Run:
                 "loader of known batch size, and no plan that divides the model"
             )
         return GradientNoise(self._gradients, self._parallel, reference=self._batching.reference)
-
-    def _choose_by_goodput(self) -> GoodputBatch:
-        assert self._batching is not None  # noqa: S101 -- `_make_noise` has seen to it
-        known, reference, trial = self._trial.assignment.step_times, self._batching.reference, self._trial
-        limit = self._micro_batch or -(-reference // trial.assignment.start_devices)
-        # An epoch has a few steps at least.
-        largest = max(reference, self._reference_steps() * reference // 4)
-        model = Goodput(reference=reference, micro_batch=limit, largest=largest)
-        model.times = {StepShape(*shape): seconds for key, shape, seconds in known if key == (reference, limit)}
-        return GoodputBatch(model, trial.devices, _agreed if trial.world_size > 1 else int)
-
-    def _reference_steps(self) -> int:
-        """Return the steps of an epoch with the batch of the user's loader."""
-        assert self._batches is not None  # noqa: S101 -- likewise
-        assert self._batching is not None  # noqa: S101 -- likewise
-        self._batches.arrange(self._batching.reference)
-        return len(self._batches)
-
-    def _measure(self, batch: Any, noise: GradientNoise) -> None:
-        """Let the gradient noise be measured; of a last, uneven batch there is nothing to say."""
-        size = self.batch
-        even = size % self._place[1] == 0 and samples_in(batch) * self._place[1] == size
-        noise.end(size if even else None)
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -473,15 +429,6 @@ class Run:
         if count <= size:
             return [(1.0, batch)]
         return [(samples_in(part) / count, part) for part in slice_batch(batch, size)]
-
-
-def _agreed(value: int) -> int:
-    """Return rank 0's value."""
-    import torch
-
-    values = [value]
-    torch.distributed.broadcast_object_list(values, 0, device=torch.device("cpu"))
-    return values[0]
 
 
 def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = False) -> "Parallel":

@@ -21,6 +21,7 @@ from trainwright.train.assignment import Assignment, Channel, TrialEnd, check_me
 from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.framework_checkpoints import FrameworkCheckpoints, newest_checkpoint
 from trainwright.train.group import WAIT_SECONDS, meet
+from trainwright.train.optimizer_options import read_options, set_options
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial_checkpoints import TrialCheckpoints
@@ -278,7 +279,7 @@ class Trial:
             manager = Manager(self, config=config, **run.items())
             run.count_steps(manager)
             self.checkpoint_owner().within_epochs = run.saves_within
-            options = run.read_options()
+            options = read_options(optimizer)
             restored = manager.restore(mode="best_effort")
             # Another machine or other versions will do, another model will not.
             if restored is not None:
@@ -286,7 +287,7 @@ class Trial:
                 settle_differences(grave, mode="exact", what=str(restored.path))
                 own = restored.manifest.lease > 0
                 if not own:  # another trial's: only what is learnt is taken over
-                    run.set_options(options)
+                    set_options(optimizer, schedule, options)
                 run.resume(own=own)
         run.arrange()
         self._begin_epoch(self._epoch + 1)

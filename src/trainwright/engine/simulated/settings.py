@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import EngineError
-from trainwright.schedule.allocator.estimates import adascale_gain, interpolate_speedup
+from trainwright.schedule import DeviceAllocator
+from trainwright.schedule.allocator.estimates import Estimates, adascale_gain, interpolate_speedup
 from trainwright.settings import Settings
 from trainwright.validators import Validator, flag, integer, number, optional
 
@@ -40,6 +41,17 @@ class Scaling(Settings, error=EngineError):
         """Return how many times as fast a trial is on `factor` times its devices."""
         return interpolate_speedup(self.curve, factor, self.alpha)
 
+    def choose_batch(self, estimates: Estimates, devices: int, epoch: int) -> int:  # noqa: ARG002 -- as goodput has it
+        """Return 0: nothing is said of batches."""
+        return 0
+
+    def pace(self, devices: int, batch: int, epoch: int, task_devices: int) -> float:  # noqa: ARG002 -- likewise
+        """Return how many times as fast a trial is as on the task's devices."""
+        return self.speedup(devices / task_devices)
+
+    def measure(self, allocator: DeviceAllocator, trial: int, batch: int, epoch: int) -> None:
+        """Trials measure nothing but their epochs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GoodputScaling(Settings, error=EngineError):
@@ -58,9 +70,25 @@ class GoodputScaling(Settings, error=EngineError):
     micro_batch: Annotated[int, integer(minimum=1)] = 2**30
     chooses: Annotated[bool, flag()] = True
 
-    def rate(self, devices: int, batch: int, epoch: int) -> float:
-        """Return the progress a second, in steps of the reference batch."""
-        return float(adascale_gain(self.noise(epoch), batch, self.reference) / self.step_seconds(devices, batch))
+    def choose_batch(self, estimates: Estimates, devices: int, epoch: int) -> int:
+        """Return the batch of a trial's next epoch, by what the study knows; of a new trial no noise is known."""
+        known = estimates.goodputs
+        return known[0].choose_batch(devices, self.noise(epoch)) if self.chooses and known and epoch else self.reference
+
+    def pace(self, devices: int, batch: int, epoch: int, task_devices: int) -> float:
+        """Return how many times as fast a trial is as with the reference batch on the task's devices."""
+        seconds = self.step_seconds(task_devices, self.reference) / self.step_seconds(devices, batch)
+        return float(adascale_gain(self.noise(epoch), batch, self.reference) * seconds)
+
+    def measure(self, allocator: DeviceAllocator, trial: int, batch: int, epoch: int) -> None:
+        """Let the study know what a trial has measured, as it says with each report."""
+        if not self.chooses:
+            return
+        devices = len(allocator.running[trial].block)
+        settings = {"reference": self.reference, "limit": self.micro_batch, "largest": self.largest}
+        shape = allocator.estimates.goodput_of(*settings.values()).shape(devices, batch)
+        measured = {"shape": shape, "step_seconds": self.step_seconds(devices, batch), "noise": self.noise(epoch)}
+        allocator.note_goodput(trial, measured | settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainwright.engine.simulated.settings import GoodputScaling, Scaling, Simulated, SimulationLimits
+from trainwright.engine.simulated.settings import GoodputScaling, Simulated, SimulationLimits
 from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedStudy, SimulatedTrial, Stall
 from trainwright.engine.simulated.task import Draws
 from trainwright.errors import ScheduleError, SpaceExhausted
@@ -113,7 +113,6 @@ class _Simulation:
         self.down: set[int] = set()  # nodes
         self.nothing = False  # there was no work when it was asked for last
         self.idle = 0  # events in a row without any training
-        self.paces: dict[int, float] = {}
         self.device_allocator = DeviceAllocator(
             scheduler.policy,
             self,
@@ -402,41 +401,18 @@ class _Simulation:
         epoch = max(trial.checkpoint, trial.reported)
         seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.loss,))
         trial.began = began
-        trial.pace = self._pace(trial) * trial.luck
+        size, scaling = len(self.device_allocator.running[trial.number].block), self.setting.scaling
+        trial.batch = scaling.choose_batch(self.device_allocator.estimates, size, trial.checkpoint)
+        trial.pace = scaling.pace(size, trial.batch, trial.checkpoint, self.task_devices) * trial.luck
         # Epochs in which nothing can be decided are passed without an event, which makes long trials cheap.
         following = max(epoch + 1, self.rule.next_epoch(self.index, seen))
         # Where a trial measures and chooses anew in each epoch, each is an event.
-        if isinstance(self.setting.scaling, GoodputScaling):
+        if isinstance(scaling, GoodputScaling):
             following = epoch + 1
         place = bisect_right(self.result_epochs, epoch)
         if place < len(self.result_epochs):
             following = min(following, self.result_epochs[place])
         self._go_to(trial, min(self.length, following), EventKind.REPORTED)
-
-    def _pace(self, trial: SimulatedTrial) -> float:
-        """Return how many times as fast as on the task's devices a trial trains its next epoch."""
-        running, scaling = self.device_allocator.running[trial.number], self.setting.scaling
-        size, epoch = len(running.block), trial.checkpoint
-        if isinstance(scaling, Scaling):
-            if size not in self.paces:
-                self.paces[size] = scaling.speedup(size / self.task_devices)
-            return self.paces[size]
-        trial.batch = scaling.reference
-        known = self.device_allocator.estimates.goodputs
-        # Of a new trial no noise is known yet.
-        if scaling.chooses and known and epoch:
-            trial.batch = known[0].choose_batch(size, scaling.noise(epoch))
-        on_task = scaling.rate(self.task_devices, scaling.reference, epoch)
-        return scaling.rate(size, trial.batch, epoch) / on_task
-
-    def _note_goodput(self, trial: SimulatedTrial, scaling: GoodputScaling) -> None:
-        """Note what the trial has measured, as it says with each report."""
-        size, batch = len(self.device_allocator.running[trial.number].block), trial.batch
-        settings = {"reference": scaling.reference, "limit": scaling.micro_batch, "largest": scaling.largest}
-        shape = self.device_allocator.estimates.goodput_of(*settings.values()).shape(size, batch)
-        measured = {"shape": shape, "step_seconds": scaling.step_seconds(size, batch)}
-        measured |= {"noise": scaling.noise(trial.checkpoint), **settings}
-        self.device_allocator.note_goodput(trial.number, measured)
 
     def _stop_over(self, trial: SimulatedTrial) -> None:
         """Let a running trial come by at the end of its present epoch, unless its next event comes first."""
@@ -456,8 +432,7 @@ class _Simulation:
         self.study.trained_seconds += trial.seconds(epoch) * size
         trial.checkpoint = epoch
         self._halt_trial(trial)
-        if isinstance(self.setting.scaling, GoodputScaling) and self.setting.scaling.chooses:
-            self._note_goodput(trial, self.setting.scaling)
+        self.setting.scaling.measure(self.device_allocator, trial.number, trial.batch, epoch)
 
     # Small things.
 

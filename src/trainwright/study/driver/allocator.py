@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from trainwright.ledger import Record
 from trainwright.schedule import DeviceAllocator
 from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.study.driver.trial_run import TrialRun
@@ -67,6 +68,11 @@ class Allocator:
         return bool(self._lost_nodes)
 
     # What happens to trials.
+
+    def note_goodput(self, trial: int, record: Record) -> None:
+        """Take over what a record says of a trial's step times and gradient noise, if it does."""
+        if record.kind == "note" and record.body["name"] == "goodput":
+            self.device_allocator.note_goodput(trial, record.body["value"])
 
     def note_report(self, trial: int, epoch: int, loss: float, ran: float) -> None:
         """Note a report, `ran` seconds after the training function was entered."""

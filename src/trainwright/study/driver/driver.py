@@ -306,8 +306,7 @@ class Driver:
         for record in records:
             if record.kind == "checkpointed":
                 self._checkpoint_retry.found_room()
-            if record.kind == "note" and record.body["name"] == "goodput":
-                self.allocator.device_allocator.note_goodput(trial, record.body["value"])
+            self.allocator.note_goodput(trial, record)
             if record.kind == "reported":
                 self._judge_report(trial, run, record.body["epoch"], record.body["metrics"])
                 stays = self._decide_placement(trial, run, record)
@@ -321,12 +320,10 @@ class Driver:
         epoch, first, device_allocator = report.body["epoch"], self.log.objectives[0], self.allocator.device_allocator
         loss = first.loss(float(report.body["metrics"][first.metric]))
         self.allocator.note_report(number, epoch, loss, report.body["wall_seconds"])
-        if not isinstance(run.verdict, Continue):
+        continues = isinstance(run.verdict, Continue)
+        if not continues or self._is_last(epoch):
             device_allocator.changed = None
-            return False
-        if self._is_last(epoch):
-            device_allocator.changed = None
-            return True
+            return continues
         if not self.leaving.time.fits(number):
             # The next epoch could not end before the run does.
             run.preempted = True
