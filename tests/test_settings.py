@@ -59,7 +59,7 @@ def test_every_bad_value_of_every_field_gives_one_sentence(cls):
 
 
 def _some(validator):
-    candidates = [1, 3, 0.5, 2.0, "a", True, (1, 2), ("a",), Path("a"), *(validator.choices if validator else ())]
+    candidates = [1, 3, 0.5, 2.0, "a", True, (1, 2), ("a",), Path("a"), len, *(validator.choices if validator else ())]
     return next((value for value in candidates if validator is None or validator.accepts(value)), None)
 
 
