@@ -122,13 +122,17 @@ class DividedModel:
         whole = {each.module: each.path for each in owned if each.whole}
         begins = {model.get_submodule(path): stage for stage, path in enumerate(cuts, 1)}
         for module in {**whole, **begins}:
-            # torch's own place for what is called in a module's stead; copies and files leave it out.
+            # torch's own place for what is called in a module's stead, such as compiled code; copies and files leave it
+            # out.
+            call = module._compiled_call_impl or module._call_impl  # noqa: SLF001
             module._compiled_call_impl = partial(  # noqa: SLF001
-                self._call, module, begins.get(module, 0), whole.get(module)
+                self._call, module, call, begins.get(module, 0), whole.get(module)
             )
 
-    def _call(self, module: nn.Module, begins: int, path: str | None, *args: Any, **kwargs: Any) -> Any:
-        run, call = PartialForward.running, module._call_impl  # noqa: SLF001
+    def _call(
+        self, module: nn.Module, call: Callable[..., Any], begins: int, path: str | None, *args: Any, **kwargs: Any
+    ) -> Any:
+        run = PartialForward.running
         if run is None:
             return call(*args, **kwargs)
         if begins:

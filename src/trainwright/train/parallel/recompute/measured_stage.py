@@ -20,7 +20,7 @@ from trainwright.train.parallel.recompute.run_context import (
 )
 from trainwright.train.parallel.recompute.selective_options import OperationRecorder, SelectiveOption
 from trainwright.train.parallel.recompute.stage_arguments import snapshot
-from trainwright.train.parallel.recompute.stage_calls import StageSite
+from trainwright.train.parallel.recompute.stage_calls import StageSite, is_compiled
 from trainwright.train.parallel.recompute.trees import (
     flatten_tree,
     rounded_bytes,
@@ -240,9 +240,7 @@ def _identity(tensor: torch.Tensor) -> torch.Tensor:
 def _is_eager(site: StageSite) -> bool:
     """Return whether no module is compiled: compiled code does not run under a mode that watches operations."""
     return not any(
-        hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) is not None
-        for module in site.modules
-        for each in module.modules()
+        hasattr(each, "_orig_mod") or is_compiled(each) for module in site.modules for each in module.modules()
     )
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from trainwright.errors import PlanMismatch, UnsupportedModel
 
-__all__ = ["OnCall", "StageSite", "check_trains", "find_stages", "stage_calls", "stage_sites"]
+__all__ = ["OnCall", "StageSite", "check_trains", "find_stages", "is_compiled", "stage_calls", "stage_sites"]
 
 _FEW = 6
 """Blocks of one list: so few are looked into for blocks of their own, as those of a Swin transformer's levels."""
@@ -251,9 +251,14 @@ def stage_calls(model: nn.Module, sites: Mapping[str, StageSite], on_call: OnCal
                 vars(module)[_called_by(module)] = own
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether `module.compile()` was called; a pipeline's routing of calls lies in the same place."""
+    return hasattr(vars(module).get("_compiled_call_impl"), "_torchdynamo_orig_callable")
+
+
 def _called_by(module: nn.Module) -> str:
     """Return the name of what a module's call runs: where it is compiled, all of that."""
-    return "forward" if vars(module).get("_compiled_call_impl") is None else "_compiled_call_impl"
+    return "_compiled_call_impl" if is_compiled(module) else "forward"
 
 
 def _called(on_call: OnCall, site: StageSite, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
