@@ -124,10 +124,12 @@ class DividedModel:
         for module in {**whole, **begins}:
             # torch's own place for what is called in a module's stead, such as compiled code; copies and files leave it
             # out.
-            call = module._compiled_call_impl or module._call_impl  # noqa: SLF001
-            module._compiled_call_impl = partial(  # noqa: SLF001
-                self._call, module, call, begins.get(module, 0), whole.get(module)
-            )
+            compiled = module._compiled_call_impl  # noqa: SLF001
+            call = compiled or module._call_impl  # noqa: SLF001
+            routed: Any = partial(self._call, module, call, begins.get(module, 0), whole.get(module))
+            # Recomputation asks for it.
+            routed.compiled = compiled is not None
+            module._compiled_call_impl = routed  # noqa: SLF001
 
     def _call(
         self, module: nn.Module, call: Callable[..., Any], begins: int, path: str | None, *args: Any, **kwargs: Any

@@ -252,13 +252,15 @@ def stage_calls(model: nn.Module, sites: Mapping[str, StageSite], on_call: OnCal
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether `module.compile()` was called; a pipeline's routing of calls lies in the same place."""
-    return hasattr(vars(module).get("_compiled_call_impl"), "_torchdynamo_orig_callable")
+    """Return whether `module.compile()` was called, be it below a pipeline's routing of calls, which says so."""
+    implementation = vars(module).get("_compiled_call_impl")
+    return implementation is not None and getattr(implementation, "compiled", True)
 
 
 def _called_by(module: nn.Module) -> str:
-    """Return the name of what a module's call runs: where it is compiled, all of that."""
-    return "_compiled_call_impl" if is_compiled(module) else "forward"
+    """Return the name of what a module's call runs: where it is compiled, all of that; stages lie inside of routing."""
+    implementation = vars(module).get("_compiled_call_impl")
+    return "forward" if implementation is None or hasattr(implementation, "compiled") else "_compiled_call_impl"
 
 
 def _called(on_call: OnCall, site: StageSite, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
