@@ -26,7 +26,7 @@ def edit(path: Path, before: str, after: str):
 
 def test_other_searchers_and_words_change_nothing(package: Path):
     before = digest(package, "search.bayes.forest_searcher")
-    edit(package / "search" / "bayes" / "gp_searcher.py", "_DRAWN = 2", "_DRAWN = 3")
+    edit(package / "search" / "bayes" / "gp_searcher.py", "_PRIOR = 10.0", "_PRIOR = 11.0")
     edit(package / "search" / "bayes" / "forest_searcher.py", '"""Bayesian', '"""# Bayesian')
     assert digest(package, "search.bayes.forest_searcher") == before
 

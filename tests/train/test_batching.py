@@ -100,8 +100,8 @@ class TestBatching:
                 (
                     {"rule": rule},
                     (
-                        f"prepare: batch: got {rule!r}; allowed: 'constant', 'grow', or pairs of epoch and batch with "
-                        "rising epochs from 1, such as [(1, 64), (10, 128)]"
+                        f"prepare: batch: got {rule!r}; allowed: 'constant', 'grow', 'goodput', or pairs of epoch and "
+                        "batch with rising epochs from 1, such as [(1, 64), (10, 128)]"
                     ),
                 )
                 for rule in ("double", 64, [], [64], [(0, 64)], [(1, 0)], [(1, 6.5)], [(3, 64), (2, 128)], [(3, 6, 9)])

@@ -276,6 +276,9 @@ class PartialForward(TorchFunctionMode):
 
     def _note(self, name: str, given: Any, result: Any) -> Any:
         """Give the tensors of a result numbers, those of before if the forward is known."""
+        # Nobody reads what the last stage makes, so that a loss may do other things with other batches.
+        if self.wanted is not None and not self.wanted:
+            return result
         event = self._event(name)
         tensors = tensors_of(result)
         if event is None:
