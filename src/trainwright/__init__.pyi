@@ -76,5 +76,6 @@ from trainwright.study import StudyFailed as StudyFailed
 from trainwright.study import Worker as Worker
 from trainwright.train import Trial as Trial
 from trainwright.train import from_optuna as from_optuna
+from trainwright.train.large_batch import make_optimizer as make_optimizer
 
 __version__: str
