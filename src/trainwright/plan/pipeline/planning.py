@@ -118,9 +118,7 @@ def plan_pipeline(
             f"micro-batches and {len(chain.stages)} layers on {stages} devices; allowed: auto, {', '.join(found)}"
         )
     partition = found[chosen].partition
-    plain = tuple(
-        stage_bytes(chain, part.first, part.last, flying=part.flying, weights=weights) for part in partition.parts
-    )
+    parts = partition.parts
     return PipelinePlan(
         partition=partition,
         timelines={name: each.timeline for name, each in found.items()},
@@ -128,7 +126,7 @@ def plan_pipeline(
         schedule=chosen,
         microbatches=microbatches,
         memory_bytes=memory_bytes,
-        plain_bytes=plain,
+        plain_bytes=tuple(stage_bytes(chain, p.first, p.last, flying=p.flying, weights=weights) for p in parts),
         chain=chain,
         weights=weights,
     )

@@ -52,13 +52,12 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
         traces.insert(1, _draw_crosses(stopped, goal))
     metric = escape(goal.metric, 40)
     y, remark = value_axis(metric, np.array(values), low_is_good=goal.direction == "min")
-    x = _epoch_axis(overview)
     return Figure(
         name=f"curves-{objective}",
         title=f"Learning curves: {metric}",
         caption=f"{_write_caption(overview, objective, drawn)} {remark}".strip(),
         data=traces,
-        layout=layout(xaxis=x, yaxis=y, shapes=_rung_lines(overview)),
+        layout=layout(xaxis=_epoch_axis(overview), yaxis=y, shapes=_rung_lines(overview)),
         height=420,
     )
 
@@ -96,10 +95,9 @@ def _draw_curves(name: str, style: tuple[str, float], trials: list[TrialState], 
     tip = "trial %{customdata}, epoch %{x}: %{y:.4g}"
     best = name == "best"
     curves = draw_lines(name, x, rounded(y), colour, tip, width=3 if best else 1.2, opacity=opacity)
-    marker = {"color": colour, "size": 6 if best else 3}
     # A curve of one epoch is a point, which a line alone would not show.
     mode = "lines+markers" if lone or best else "lines"
-    return {**curves, "mode": mode, "marker": marker, "customdata": numbers}
+    return {**curves, "mode": mode, "marker": {"color": colour, "size": 6 if best else 3}, "customdata": numbers}
 
 
 def _draw_crosses(stopped: list[TrialState], goal: Objective) -> Json:
