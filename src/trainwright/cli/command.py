@@ -143,5 +143,5 @@ def _make_parameter(field: Setting, words: str | None) -> inspect.Parameter:
     default = "" if field.default in (None, False, MISSING) else f" [{field.default}]"
     help_text = f"{field.help[:1].upper()}{field.help[1:]}{default}."
     option = typer.Option(words or f"--{field.name.replace('_', '-')}", help=help_text)
-    annotation = Annotated[kinds[0] | None, option]
+    annotation: Any = Annotated[kinds[0] | None, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
