@@ -37,22 +37,21 @@ def test_a_seed_is_one_history():
 
 
 FOUND_AT = {
-    "no_sync": 0,
-    "shared_claims": 4,
-    "counted_again": 0,
-    "budget_off_by_one": 1,
-    "state_not_restored": 0,
-    "checkpoints_unverified": 2,
+    "no_sync": (0, 2, 3),
+    "shared_claims": (4, 6, 7),
+    "counted_again": (0, 1, 2),
+    "budget_off_by_one": (1, 4, 5),
+    "state_not_restored": (0, 1, 2),
+    "checkpoints_unverified": (2, 33, 47),
 }
-"""A seed that finds a bug at once; all of them are tried by the slow test."""
+"""Seeds of which one finds a bug, with any version of Python; all seeds are tried by the slow test."""
 
 
 @pytest.mark.parametrize("bug", FOUND_AT)
 def test_a_planted_bug_is_found(bug, monkeypatch):
     simulation.simulate_history(0, {})
     PLANTED[bug](monkeypatch)
-    seed = FOUND_AT[bug]
-    assert simulation.simulate_history(seed, simulation.plan_faults(seed)).broken
+    assert any(simulation.simulate_history(seed, simulation.plan_faults(seed)).broken for seed in FOUND_AT[bug])
 
 
 @pytest.mark.slow
