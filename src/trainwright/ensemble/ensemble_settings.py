@@ -86,7 +86,7 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         str | None,
         optional(text("the name of a combination rule")),
         "combination rule; None: the weighted mean or mixture; auto: that, or a linear head that is better out of fold",
-    ] = "auto"
+    ] = None
     alpha: Annotated[
         float | None,
         optional(number(above=0, below=1)),
