@@ -8,9 +8,9 @@ processor time that it took, for everything: the random search of `examples/proj
 every training row predicted out of fold (eight folds), models measured and left, the ensemble chosen.
 
 `single best` is the one model of least out-of-fold loss, `caruana` greedy selection without limits, `ours` what
-`EnsembleSettings` choose: eight members at most, with a linear head where it helps out of fold. Under a budget of so
-many times the single best model's seconds a row, ours is compared with the best prefix of Caruana's that fits.
-Rows that FILE has are kept, so that tables may be run one by one (`--tables`).
+`EnsembleSettings(rule="auto")` choose: eight members at most, with a linear head where it helps out of fold. Under a
+budget of so many times the single best model's seconds a row, ours is compared with the best prefix of Caruana's that
+fits. Rows that FILE has are kept, so that tables may be run one by one (`--tables`).
 """
 
 import argparse
@@ -127,7 +127,7 @@ def _run_ours(data: Table, seed: int, budget: float) -> dict[str, Any]:
             study.run(run, trials=trials, searcher=tw.RandomSearcher(), engine=tw.Local(workers=0), progress=False)
             longest = max(longest, time.process_time() - before)
         library = tw.Library.open(folder)
-        chosen = tw.ensemble.EnsembleSettings().choose(library)
+        chosen = tw.ensemble.EnsembleSettings(rule="auto").choose(library)
         spent = time.process_time() - began
         front = chosen.front
         caruana = front.ensemble(front.baselines["caruana"])

@@ -3,6 +3,7 @@
 Both let a layer's step be in proportion to the norm of its weights (You et al., arXiv 1708.03888 and 1904.00962).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ from trainwright.validators import check, one_of
 __all__ = ["LAMB", "LARS", "make_optimizer"]
 
 
-class _Layerwise(Optimizer):
+class _Layerwise(Optimizer, ABC):
     """An optimizer that updates each parameter tensor by itself."""
 
     @torch.no_grad()
@@ -31,8 +32,9 @@ class _Layerwise(Optimizer):
                     self._update(parameter, group, self.state[parameter])
         return loss
 
+    @abstractmethod
     def _update(self, parameter: Any, group: dict[str, Any], state: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Change a parameter by its gradient."""
 
 
 class LARS(_Layerwise):

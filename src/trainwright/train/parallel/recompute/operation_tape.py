@@ -9,6 +9,7 @@ operations than planned only keeps more.
 
 import contextlib
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ def _kind_of(func: Any) -> OperationKind:
     )
 
 
-class OperationMode(TorchDispatchMode):
+class OperationMode(TorchDispatchMode, ABC):
     """Numbers the operations of a forward from 0, without views."""
 
     def __init__(self) -> None:
@@ -89,9 +90,9 @@ class OperationMode(TorchDispatchMode):
             kind = kind._replace(repeatable=False)
         return self.run(kind, func, args, kwargs)
 
+    @abstractmethod
     def run(self, kind: OperationKind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Do an operation, and return what it returns."""
-        raise NotImplementedError
 
 
 class OperationTape(OperationMode):
