@@ -9,7 +9,7 @@ import pytest
 
 import trainwright
 
-HEAVY = ("torch", "ray", "numba", "scipy", "polars", "pyarrow", "optuna", "sklearn", "rich", "typer", "numpy")
+HEAVY = ("torch", "ray", "numba", "scipy", "polars", "pyarrow", "optuna", "sklearn", "rich", "click", "numpy")
 SOURCE = Path(trainwright.__file__)
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from trainwright.cli import plan
 from trainwright.cli.inputs import find_cluster, read_costs, read_devices, read_profile

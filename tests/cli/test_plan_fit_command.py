@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from trainwright.cli import plan
 from trainwright.cluster import Cluster

@@ -10,7 +10,6 @@ import re
 import shlex
 
 import pytest
-import typer
 from blocks import ROOT, blocks_of
 from test_code_blocks import TEXTS
 
@@ -67,7 +66,7 @@ def commands(text):
 
 def command_of(words):
     """Return the command that the words name, and the words after its name."""
-    command, rest = typer.main.get_command(APP), words[1:]
+    command, rest = APP, words[1:]
     while rest and rest[0] in getattr(command, "commands", {}):
         command, rest = command.commands[rest[0]], rest[1:]
     return command, rest

@@ -6,9 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from trainwright.cli.command import ClusterName, Nodes, Result
+from trainwright.cli.command import Argument, ClusterName, Nodes, Option, Result
 from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import find_cluster
 from trainwright.cluster import Cluster
@@ -24,13 +22,13 @@ _BUSY = 0.5  # load a core from which other work is likely to have lengthened ev
 
 def calibrate(
     *,
-    out: Annotated[Path, typer.Option(help="The cluster file to write: .toml, or .yaml.")],
-    devices: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    launch: Annotated[str | None, typer.Option(help="What started the ranks: torchrun, slurm or mpi.")] = None,
-    storage: Annotated[Path | None, typer.Option(help="Folder to measure storage in [that of --out].")] = None,
-    repeats: Annotated[int, typer.Option(help="How often each thing is timed.")] = 25,
-    largest: Annotated[float, typer.Option(help="Largest message in bytes.")] = 64 * 2**20,
-    file: Annotated[float, typer.Option(help="Bytes of the file that is written and read.")] = 256 * 2**20,
+    out: Annotated[Path, Option(help="The cluster file to write: .toml, or .yaml.")],
+    devices: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
+    launch: Annotated[str | None, Option(help="What started the ranks: torchrun, slurm or mpi.")] = None,
+    storage: Annotated[Path | None, Option(help="Folder to measure storage in [that of --out].")] = None,
+    repeats: Annotated[int, Option(help="How often each thing is timed.")] = 25,
+    largest: Annotated[float, Option(help="Largest message in bytes.")] = 64 * 2**20,
+    file: Annotated[float, Option(help="Bytes of the file that is written and read.")] = 256 * 2**20,
 ) -> Result | None:
     """Measure compute, memory, storage and, on two ranks or more, links; write them with their errors."""
     # Measuring needs torch, which the other commands of `plan` do without.
@@ -64,12 +62,12 @@ def calibrate(
 
 def import_network(
     files: Annotated[
-        list[Path], typer.Argument(help="Output of nvidia-smi topo -m or of nccl-tests, or Slurm's topology.conf.")
+        list[Path], Argument(help="Output of nvidia-smi topo -m or of nccl-tests, or Slurm's topology.conf.")
     ],
     *,
     cluster: ClusterName,
     nodes: Nodes = None,
-    out: Annotated[Path, typer.Option(help="The cluster file to write: .toml, or .yaml.")],
+    out: Annotated[Path, Option(help="The cluster file to write: .toml, or .yaml.")],
 ) -> Result:
     """Give a cluster the network that tools have measured or described, and write it."""
     from trainwright.cluster.calibration.tool_output import adapt_cluster

@@ -6,13 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from trainwright.checkpoint.policy.save_policy import Costs, plan_saves
 from trainwright.checkpoint.tools.proof import Proof
 from trainwright.checkpoint.tools.proof import verify_resume as prove
 from trainwright.cli.checkpoint_files import convert, diff, inspect, verify
-from trainwright.cli.command import Result, make_group
+from trainwright.cli.command import Argument, Option, Result, make_group
 from trainwright.cli.formatting import seconds
 from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError
@@ -24,30 +22,26 @@ __all__ = ["app"]
 def verify_resume(
     target: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SCRIPT|MODULE:FUNCTION",
             help="A training script with a Manager, restore and step; or the function that trains a study's trials.",
         ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(help="A script's arguments, after --.")] = None,
+    arguments: Annotated[list[str] | None, Argument(help="A script's arguments, after --.")] = None,
     *,
     steps: Annotated[
         int | None,
-        typer.Option(help="How many before the interruption; of a script as many after it. A trial's are drawn."),
+        Option(help="How many before the interruption; of a script as many after it. A trial's are drawn."),
     ] = None,
     kill: Annotated[
-        bool, typer.Option("--kill", help="Interrupt a script by SIGKILL, not after a clean end. Trials always are.")
+        bool, Option("--kill", help="Interrupt a script by SIGKILL, not after a clean end. Trials always are.")
     ] = False,
-    drop: Annotated[
-        list[str] | None, typer.Option(help="An item, or rng, not to restore, to see that it is needed.")
-    ] = None,
-    ranks: Annotated[int, typer.Option(help="Processes of each run, as torchrun starts them.")] = 1,
-    param: Annotated[
-        list[str] | None, typer.Option(help="A parameter of the trial, NAME=VALUE; text, or else JSON.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="The full length of the trial.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the trial, and of the step that is drawn for it.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds that one run may take.")] = 3600.0,
+    drop: Annotated[list[str] | None, Option(help="An item, or rng, not to restore, to see that it is needed.")] = None,
+    ranks: Annotated[int, Option(help="Processes of each run, as torchrun starts them.")] = 1,
+    param: Annotated[list[str] | None, Option(help="A parameter of the trial, NAME=VALUE; text, or else JSON.")] = None,
+    epochs: Annotated[int | None, Option(help="The full length of the trial.")] = None,
+    seed: Annotated[int, Option(help="Of the trial, and of the step that is drawn for it.")] = 0,
+    timeout: Annotated[float, Option(help="Seconds that one run may take.")] = 3600.0,
 ) -> Result:
     """Interrupt a training, resume it in a new process, and compare it bit by bit with one that was not interrupted.
 
@@ -98,10 +92,10 @@ def _describe_proof(proof: Proof, how: str) -> str:
 
 def interval(
     *,
-    cost: Annotated[str, typer.Option(help="Time that one save takes from training, e.g. 3s.")],
-    mtbf: Annotated[str, typer.Option(help="Mean time between losses of all nodes together, e.g. 1d.")],
-    recovery: Annotated[str, typer.Option(help="From a loss until training resumes.")] = "0",
-    remaining: Annotated[str | None, typer.Option(help="Remaining time of the allocation.")] = None,
+    cost: Annotated[str, Option(help="Time that one save takes from training, e.g. 3s.")],
+    mtbf: Annotated[str, Option(help="Mean time between losses of all nodes together, e.g. 1d.")],
+    recovery: Annotated[str, Option(help="From a loss until training resumes.")] = "0",
+    remaining: Annotated[str | None, Option(help="Remaining time of the allocation.")] = None,
 ) -> Result:
     """How often to save, and what that costs."""
     costs = Costs(

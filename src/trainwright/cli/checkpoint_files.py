@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from trainwright.checkpoint.tools.convert import convert as write
 from trainwright.checkpoint.tools.diff import Diff
@@ -14,7 +14,7 @@ from trainwright.checkpoint.tools.diff import diff as compare
 from trainwright.checkpoint.tools.inspect import Inspected, Inspection
 from trainwright.checkpoint.tools.inspect import inspect as look
 from trainwright.checkpoint.tools.verify import verify as check
-from trainwright.cli.command import Result
+from trainwright.cli.command import Argument, Option, Result
 from trainwright.cli.formatting import print_table, size
 from trainwright.errors import CheckpointFormatError
 from trainwright.report.formatting import count
@@ -30,13 +30,13 @@ _DIFFERENCES = 40
 _FACTS = ("python", "torch", "cuda", "device", "devices", "cpu")
 """Of a checkpoint's fingerprint."""
 
-_Path = Annotated[Path, typer.Argument(help="A checkpoint, a folder of them, or a file of a known format.")]
+_Path = Annotated[Path, Argument(help="A checkpoint, a folder of them, or a file of a known format.")]
 
 
 def inspect(
     path: _Path,
     *,
-    depth: Annotated[int | None, typer.Option(min=1, help="Sum up names by so many of their parts.")] = None,
+    depth: Annotated[int | None, Option(minimum=1, help="Sum up names by so many of their parts.")] = None,
 ) -> Result:
     """Show what is in a checkpoint, without reading any tensor; of a folder of many, in the newest."""
     found = look(path)
@@ -50,7 +50,7 @@ def inspect(
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="A checkpoint that a Manager wrote, or a folder of them.")],
+    path: Annotated[Path, Argument(help="A checkpoint that a Manager wrote, or a folder of them.")],
 ) -> Result:
     """Verify every checksum of a checkpoint, or of all in a folder; exit 1 if one is wrong."""
     found = check(path)
@@ -62,10 +62,10 @@ def verify(
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
-    b: Annotated[Path, typer.Argument(help="Another one.")],
+    a: Annotated[Path, Argument(help="A checkpoint of any kind.")],
+    b: Annotated[Path, Argument(help="Another one.")],
     *,
-    tolerance: Annotated[float, typer.Option(help="Absolute difference of values that counts as none.")] = 0.0,
+    tolerance: Annotated[float, Option(help="Absolute difference of values that counts as none.")] = 0.0,
 ) -> Result:
     """Compare two checkpoints, tensor by tensor; exit 1 if they differ."""
     found = compare(a, b, tolerance)
@@ -74,13 +74,11 @@ def diff(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
-    target: Annotated[Path, typer.Argument(help="Where to write; nothing may be there.")],
+    source: Annotated[Path, Argument(help="A checkpoint of any kind.")],
+    target: Annotated[Path, Argument(help="Where to write; nothing may be there.")],
     *,
-    to: Annotated[
-        str, typer.Option(help="torch, safetensors; or manager, of a torch.save file or a Hugging Face folder.")
-    ],
-    allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
+    to: Annotated[str, Option(help="torch, safetensors; or manager, of a torch.save file or a Hugging Face folder.")],
+    allow_lossy: Annotated[bool, Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
 ) -> Result:
     """Write a checkpoint in another format, tensor by tensor, and compare what was written bit by bit.
 
@@ -93,7 +91,7 @@ def convert(
             raise
         # Status 1, not 2: the input is sound.
         print(f"trainwright: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     print(
         f"{done.target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} as {done.format}; every bit "
         f"compared with {done.source}"

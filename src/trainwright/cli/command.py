@@ -3,7 +3,7 @@
 Options are made from the fields of a settings class:
 
     @options_of(EnsembleSettings)
-    def ensemble(directory: Annotated[Path, typer.Argument(...)], *, changes: dict[str, Any]) -> Result:
+    def ensemble(directory: Annotated[Path, Argument(...)], *, changes: dict[str, Any]) -> Result:
 
 The command gets the options that were given on the command line, by field name, as `changes`.
 """
@@ -11,22 +11,25 @@ The command gets the options that were given on the command line, by field name,
 import inspect
 import json as json_module
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
-import typer
+import click
 
 from trainwright.files import plain
 from trainwright.settings import Setting, settings_of
 
 __all__ = [
     "INTERRUPTED",
+    "Argument",
     "ClusterName",
     "Command",
     "EnsembleFolder",
     "Nodes",
+    "Option",
+    "OrderedGroup",
     "PlanFile",
     "Result",
     "StudyFolder",
@@ -39,14 +42,36 @@ __all__ = [
 INTERRUPTED = 130
 """Exit status of a command that a signal or the end of its time has ended; to run it again continues."""
 
-_Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 
-StudyFolder = Annotated[Path, typer.Argument(help="The study's directory.")]
-EnsembleFolder = Annotated[Path, typer.Argument(help="A folder that Ensemble.save wrote.")]
-ClusterName = Annotated[str, typer.Option("--cluster", help="A preset's name, or a .toml or .yaml file.")]
-Nodes = Annotated[int | None, typer.Option(help="So many nodes of it.")]
-PlanFile = Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")]
-TokenFile = Annotated[Path | None, typer.Option(help="Holds the token; chmod 600.")]
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Annotates a command's positional parameter: what it is for, and its name in the help, if not the parameter's."""
+
+    help: str
+    metavar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Annotates a command's option: its name on the command line, if not the parameter's own, and what it is for.
+
+    `minimum` is the least number that is allowed.
+    """
+
+    name: str | None = None
+    _: KW_ONLY
+    help: str
+    minimum: float | None = None
+
+
+_Json = Annotated[bool, Option("--json", help="End with one line of JSON.")]
+
+StudyFolder = Annotated[Path, Argument(help="The study's directory.")]
+EnsembleFolder = Annotated[Path, Argument(help="A folder that Ensemble.save wrote.")]
+ClusterName = Annotated[str, Option("--cluster", help="A preset's name, or a .toml or .yaml file.")]
+Nodes = Annotated[int | None, Option(help="So many nodes of it.")]
+PlanFile = Annotated[Path | None, Option("--out", help="Write the plan to this file.")]
+TokenFile = Annotated[Path | None, Option(help="Holds the token; chmod 600.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +86,70 @@ class Result:
 Command = Callable[..., Result | None]
 
 
-def add_command(app: typer.Typer, command: Command, short_help: str) -> None:
+class OrderedGroup(click.Group):
+    """A group whose help lists its commands in the order in which they were added."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.commands)
+
+
+def add_command(app: click.Group, command: Command, short_help: str) -> None:
     """Add a command to an application; one that returns a result gets the option --json."""
     if inspect.signature(command).return_annotation is not None:
         command = _end_with_json(command)
-    app.command(short_help=short_help)(command)
+    name = command.__name__.replace("_", "-")
+    parameters = [_make_click(each) for each in inspect.signature(command, eval_str=True).parameters.values()]
+    app.add_command(
+        click.Command(name, callback=command, params=parameters, help=inspect.getdoc(command), short_help=short_help)
+    )
 
 
-def make_group(name: str, help_text: str, commands: Mapping[Command, str], **settings: Any) -> typer.Typer:
+def make_group(
+    name: str, help_text: str, commands: Mapping[Command, str], kind: type[click.Group] = OrderedGroup
+) -> click.Group:
     """Return a command with commands of its own, each with its line in the help."""
-    app = typer.Typer(name=name, help=help_text, no_args_is_help=True, rich_markup_mode=None, **settings)
+    help_options = {"help_option_names": ["-h", "--help"]}
+    app = kind(name, help=help_text, no_args_is_help=True, context_settings=help_options)
     for command, short_help in commands.items():
         add_command(app, command, short_help)
     return app
 
 
+_CLICK_TYPES = {Path: click.Path(path_type=Path), int: click.INT, float: click.FLOAT, str: click.STRING}
+
+
+def _make_click(parameter: inspect.Parameter) -> click.Parameter:
+    """Return what click reads from the command line for one parameter of a command."""
+    described, made = get_args(parameter.annotation)
+    # `int | None` is read as int, and `list[int]` as several.
+    kind = next(each for each in (*get_args(described), described) if each is not type(None))
+    several = get_origin(described) is list or get_origin(kind) is list
+    kind = get_args(kind)[0] if get_origin(kind) is list else kind
+    settings: dict[str, Any] = {"help": made.help}
+    # click has a mark of its own for what has no default.
+    if parameter.default is not inspect.Parameter.empty and not several:
+        settings["default"] = parameter.default
+    if several:
+        # click collects several values in a tuple, which is empty where none was given.
+        settings["callback"] = lambda _context, _parameter, values: list(values) or None
+    required = parameter.default is inspect.Parameter.empty
+    if isinstance(made, Argument):
+        settings |= {"nargs": -1 if several else 1, "required": required, "type": _CLICK_TYPES[kind]}
+        return click.Argument([parameter.name], metavar=made.metavar, **settings)
+    names = [parameter.name, made.name or f"--{parameter.name.replace('_', '-')}"]
+    if kind is bool:
+        return click.Option(names, is_flag=True, **settings)
+    if made.minimum is not None:
+        ranges = {int: click.IntRange, float: click.FloatRange}
+        return click.Option(names, type=ranges[kind](min=made.minimum), required=required, **settings)
+    return click.Option(names, type=_CLICK_TYPES[kind], required=required, multiple=several, **settings)
+
+
 def _set_parameters(command: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> None:
-    """Give a function the parameters that typer makes a command's arguments and options of."""
-    # typer reads both: the order and defaults from the signature, the types from the annotations.
+    """Give a function the parameters that a command's arguments and options are made of."""
     returned = inspect.signature(command).return_annotation
     command.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del command.__wrapped__  # type: ignore[attr-defined]
 
 
@@ -98,7 +166,7 @@ def _end_with_json(command: Command) -> Command:
         elif result.show is not None:
             result.show()
         if result.status:
-            raise typer.Exit(result.status)
+            raise click.exceptions.Exit(result.status)
 
     # The last option of every command that has a result.
     option = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Json)
@@ -142,6 +210,6 @@ def _make_parameter(field: Setting, words: str | None) -> inspect.Parameter:
     kinds = [kind for kind in get_args(field.type) if kind is not type(None)] or [field.type]
     default = "" if field.default in (None, False, MISSING) else f" [{field.default}]"
     help_text = f"{field.help[:1].upper()}{field.help[1:]}{default}."
-    option = typer.Option(words or f"--{field.name.replace('_', '-')}", help=help_text)
+    option = Option(words or f"--{field.name.replace('_', '-')}", help=help_text)
     annotation: Any = Annotated[kinds[0] | None, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

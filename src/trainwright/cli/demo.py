@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
-from trainwright.cli.command import Result
+from trainwright.cli.command import Argument, Option, Result
 from trainwright.cli.formatting import print_table
 from trainwright.engine import Local
 from trainwright.ensemble import EnsembleSettings, Library
@@ -28,10 +27,10 @@ _TRIALS, _EPOCHS, _MEMBERS = 60, 27, 8
 
 
 def demo(
-    directory: Annotated[Path, typer.Argument(help="Where the study goes.")] = Path("runs/digits-demo"),
+    directory: Annotated[Path, Argument(help="Where the study goes.")] = Path("runs/digits-demo"),
     *,
-    workers: Annotated[int, typer.Option(help="Trials at a time, each in a process of its own.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the study: other configurations and weights.")] = 0,
+    workers: Annotated[int, Option(help="Trials at a time, each in a process of its own.")] = 2,
+    seed: Annotated[int, Option(help="Of the study: other configurations and weights.")] = 0,
 ) -> Result:
     """Search 60 small networks on scikit-learn's digits, select an ensemble, and query a server of it.
 

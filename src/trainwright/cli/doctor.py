@@ -7,10 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from trainwright import __version__
-from trainwright.cli.command import Result
+from trainwright.cli.command import Argument, Result
 from trainwright.engine.doctor.examination import Finding, examine
 
 __all__ = ["doctor"]
@@ -25,7 +23,7 @@ _HEADINGS = {
 _MARKS = {"fine": "ok", "absent": "-", "poor": "!", "broken": "X"}
 
 
-def doctor(directory: Annotated[Path, typer.Argument(help="Where studies are to lie.")] = Path()) -> Result:
+def doctor(directory: Annotated[Path, Argument(help="Where studies are to lie.")] = Path()) -> Result:
     """Show what is installed, which devices and engines work, and whether a folder is fit for studies."""
     found = examine(directory)
     sound = all(finding.state != "broken" for finding in found)

@@ -4,9 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from trainwright.cli.command import Result, StudyFolder, options_of
+from trainwright.cli.command import Option, Result, StudyFolder, options_of
 from trainwright.cli.workflow.ensemble import ENSEMBLE_PAGE, describe_choice, show_choice
 from trainwright.ensemble.ensemble_settings import EnsembleSettings, StoredSettings
 from trainwright.ensemble.library.library import Library
@@ -22,11 +20,11 @@ def ensemble(
     directory: StudyFolder,
     *,
     changes: dict[str, Any],
-    out: Annotated[Path | None, typer.Option(help="Export the ensemble into this new folder.")] = None,
+    out: Annotated[Path | None, Option(help="Export the ensemble into this new folder.")] = None,
     self_contained: Annotated[
-        bool, typer.Option("--self-contained", help="Export networks too, so that loading needs no factory.")
+        bool, Option("--self-contained", help="Export networks too, so that loading needs no factory.")
     ] = False,
-    html: Annotated[Path | None, typer.Option(help="File for the pictures [DIR/ensemble.html].")] = None,
+    html: Annotated[Path | None, Option(help="File for the pictures [DIR/ensemble.html].")] = None,
 ) -> Result:
     """Select an ensemble from the models of a study, calibrate it, and say how good it is and what it costs.
 

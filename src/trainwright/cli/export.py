@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from trainwright.cli.command import Result, StudyFolder, options_of
+from trainwright.cli.command import Option, Result, StudyFolder, options_of
 from trainwright.errors import InputError
 from trainwright.integrations.mlflow import export_mlflow
 from trainwright.integrations.optuna.journal import export_optuna_journal
@@ -57,7 +55,7 @@ def export(directory: StudyFolder, *, changes: dict[str, Any]) -> Result:
 def report(
     directory: StudyFolder,
     *,
-    out: Annotated[Path | None, typer.Option(help="The file to write [DIR/report.html].")] = None,
+    out: Annotated[Path | None, Option(help="The file to write [DIR/report.html].")] = None,
 ) -> Result:
     """Write the report of a study as one self-contained HTML file."""
     path = write_report(directory, out)

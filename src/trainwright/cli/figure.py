@@ -6,9 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from trainwright.cli.command import Result, StudyFolder
+from trainwright.cli.command import Argument, Option, Result, StudyFolder
 from trainwright.errors import InputError, SearchError, closest
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.groups import GROUPS, FigureSource
@@ -28,15 +26,15 @@ _WIDTHS = 40.0, 400.0
 
 def figure(
     directory: StudyFolder,
-    name: Annotated[str, typer.Argument(help="The figure; an unknown name lists all.")],
+    name: Annotated[str, Argument(help="The figure; an unknown name lists all.")],
     *,
-    out: Annotated[Path | None, typer.Option(help="The file: .pdf, .svg or .png [NAME.pdf].")] = None,
-    width: Annotated[str, typer.Option(help="Its width, in millimetres.")] = "85mm",
+    out: Annotated[Path | None, Option(help="The file: .pdf, .svg or .png [NAME.pdf].")] = None,
+    width: Annotated[str, Option(help="Its width, in millimetres.")] = "85mm",
     of: Annotated[
         str | None,
-        typer.Option(help="Names for a slice, contour or scatter, by commas [the most important parameters]."),
+        Option(help="Names for a slice, contour or scatter, by commas [the most important parameters]."),
     ] = None,
-    compare: Annotated[list[Path] | None, typer.Option(help="A further study, for comparison and edf.")] = None,
+    compare: Annotated[list[Path] | None, Option(help="A further study, for comparison and edf.")] = None,
 ) -> Result:
     """Draw a figure of a study for a paper: light, with text of at least 7 points at the width asked for."""
     path = target(directory, out or Path(f"{name}.pdf"), _KINDS)

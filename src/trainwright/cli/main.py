@@ -7,17 +7,15 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import NoReturn
 
-import typer
+import click
 
-from trainwright.cli.command import INTERRUPTED, add_command
+from trainwright.cli.command import INTERRUPTED, add_command, make_group
 from trainwright.errors import InputError, TrainwrightError, closest
 from trainwright.signals import LAUNCHER_SIGNALS, raise_interrupt
 
 __all__ = ["COMMANDS", "build_app", "main"]
-
-_UsageError: Any = typer.BadParameter.__base__  # typer keeps it under names that change with its versions
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("trainwright.cli.run", "Run a study file with all its stages, or resume it."),
@@ -40,44 +38,21 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """Of each command its module, imported only when needed, and its line in the help."""
 
 
-def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+def build_app(names: Iterable[str] = COMMANDS) -> click.Group:
     """Return the command line with these commands, whose modules are imported."""
-    app = typer.Typer(
-        name="trainwright",
-        help="From hyperparameter search to a served ensemble.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_root_command)
+    app = make_group("trainwright", "From hyperparameter search to a served ensemble.", {})
+    click.version_option(package_name="trainwright", message="trainwright %(version)s")(app)
     for name in names:
         # Only the modules of the commands asked for are imported: some of them take a second.
         path, short_help = COMMANDS[name]
         module = import_module(path)
         # A command with commands of its own brings them all.
         if hasattr(module, "app"):
-            app.add_typer(module.app, short_help=short_help)
+            module.app.short_help = short_help
+            app.add_command(module.app)
         else:
             add_command(app, getattr(module, name), short_help)
     return app
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        from trainwright import __version__
-
-        print(f"trainwright {__version__}")
-        raise typer.Exit
-
-
-def _root_command(
-    *,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """From hyperparameter search to a served ensemble."""
 
 
 def main() -> NoReturn:
@@ -91,19 +66,18 @@ def main() -> NoReturn:
     named = [word for word in sys.argv[1:2] if word in COMMANDS]
     try:
         status = build_app(named or COMMANDS)(prog_name="trainwright", standalone_mode=False)
-    except _UsageError as error:
-        # A group without a command is answered by its help, as typer would.
-        if error.ctx is not None and error.message == error.ctx.get_help():  # a command that was given nothing
-            error.show()
-            sys.exit(2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.UsageError as error:
         _exit_failed(_usage_sentence(error), 2)
     except InputError as error:
         _exit_failed(str(error), 2)
     except TrainwrightError as error:
         _exit_failed(str(error), 1)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         _exit_interrupted()
-    # Typer returns this status for a KeyboardInterrupt.
+    # A command that was interrupted returns this status when it has saved its work.
     if status == INTERRUPTED:
         _exit_interrupted()
     sys.exit(status or 0)
@@ -118,40 +92,31 @@ def _exit_failed(message: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _usage_sentence(error: Any) -> str:
-    """Return the sentence that tells a usage error of typer."""
-    said = error.format_message()
+def _usage_sentence(error: click.UsageError) -> str:
+    """Return the sentence that tells a usage error of click."""
+    said = _join_sentence(error.format_message())
     # An option at the end of the line, without its value.
     if error.ctx is None:
-        return _join_sentence(said)
+        return said
     command, path = error.ctx.command, error.ctx.command_path
     see = f"see `{path} --help`"
-    # typer keeps its error classes private, so each is told by the attributes that only it has.
-    if hasattr(error, "possibilities"):
+    if isinstance(error, click.NoSuchOption):
         known = [name for param in command.params for name in param.opts if name.startswith("--")] + ["--help"]
         # Dashes are alike in all options, so they say nothing about the nearest.
         bare = closest(error.option_name.strip("-"), [name.strip("-") for name in known])
         near = bare.replace("'", "'--", 1) or f"; allowed: {', '.join(known)}"
         return f"unknown option {error.option_name} of `{path}`{near}; {see}"
     # A missing argument or option: its help says what it is.
-    if hasattr(error, "param_type"):
-        return f"missing {_parameter_name(error.param)} of `{path}`: {_join_sentence(error.param.help or '')}; {see}"
-    if hasattr(error, "param"):
-        # typer keeps the value that it could not convert only in the cause.
-        # Pydantic's errors keep the value that was refused.
-        refused: list[Any] = getattr(error.__cause__, "errors", list)()
-        got = f"got {refused[0]['input']!r}; " if refused else ""
-        return f"{_parameter_name(error.param)} of `{path}`: {got}{_join_sentence(error.message)}; {see}"
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option | click.Argument):
+        return f"missing {error.param.opts[0]} of `{path}`: {_join_sentence(error.param.help or '')}; {see}"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return f"{error.param.opts[0]} of `{path}`: {_join_sentence(error.message)}; {see}"
     # A group knows its commands, of which none was named.
-    if hasattr(command, "commands"):
+    if isinstance(command, click.Group):
         name = said.partition("'")[2].partition("'")[0]
         near = closest(name, command.commands) or f"; allowed: {', '.join(command.commands)}"
         return f"unknown command {name} of `{path}`{near}; {see}"
-    return f"`{path}`: {_join_sentence(said)}; {see}"
-
-
-def _parameter_name(param: Any) -> str:
-    return str(param.metavar or param.opts[0])
+    return f"`{path}`: {said}; {see}"
 
 
 def _join_sentence(text: str) -> str:

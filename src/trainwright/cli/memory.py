@@ -4,9 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from trainwright.cli.command import PlanFile, Result, make_group
+from trainwright.cli.command import Argument, Option, PlanFile, Result, make_group
 from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import call_function
 from trainwright.errors import InputError
@@ -22,21 +20,19 @@ __all__ = ["app"]
 
 _SPEC = Annotated[
     str,
-    typer.Argument(help="A chain file (.json), or MODULE:FUNCTION for (model, sample[, loss])."),
+    Argument(help="A chain file (.json), or MODULE:FUNCTION for (model, sample[, loss])."),
 ]
-_PLAN = Annotated[Path, typer.Argument(help="A plan file.")]
+_PLAN = Annotated[Path, Argument(help="A plan file.")]
 
 
 def plan(
     spec: _SPEC,
     *,
-    budget: Annotated[str, typer.Option(help="8GiB, a number of bytes, or a fraction such as 0.5.")],
-    offload: Annotated[bool, typer.Option("--offload", help="Copy values to the host and back.")] = False,
-    bandwidth: Annotated[str | None, typer.Option(help="Of the link to the host, such as 16GB (a second).")] = None,
-    solver: Annotated[str, typer.Option(help="auto, dp or exact.")] = "auto",
-    optimizer: Annotated[
-        str | None, typer.Option(help="Of a model: sgd, momentum, adam or adamw; its state counts.")
-    ] = None,
+    budget: Annotated[str, Option(help="8GiB, a number of bytes, or a fraction such as 0.5.")],
+    offload: Annotated[bool, Option("--offload", help="Copy values to the host and back.")] = False,
+    bandwidth: Annotated[str | None, Option(help="Of the link to the host, such as 16GB (a second).")] = None,
+    solver: Annotated[str, Option(help="auto, dp or exact.")] = "auto",
+    optimizer: Annotated[str | None, Option(help="Of a model: sgd, momentum, adam or adamw; its state counts.")] = None,
     out: PlanFile = None,
 ) -> Result:
     """Find the fastest plan within a budget."""
@@ -69,7 +65,7 @@ def plan(
 def curve(
     spec: _SPEC,
     *,
-    points: Annotated[int, typer.Option(min=3, help="At most so many plans.")] = 16,
+    points: Annotated[int, Option(minimum=3, help="At most so many plans.")] = 16,
 ) -> Result:
     """Show memory against time, from the least feasible budget up, with baselines."""
     # One chain for all budgets: a model is profiled once.

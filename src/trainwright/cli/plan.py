@@ -5,12 +5,9 @@ from dataclasses import MISSING, asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
-
 from trainwright.cli._plan_calibrate import calibrate, import_network
 from trainwright.cli._plan_speeds import SpeedOf
-from trainwright.cli.command import Result, make_group, options_of
+from trainwright.cli.command import Argument, Option, OrderedGroup, Result, make_group, options_of
 from trainwright.cli.formatting import print_rows, size
 from trainwright.cli.inputs import (
     OracleSettings,
@@ -35,7 +32,7 @@ __all__ = ["app", "model"]
 _SCHEMA = 1
 
 
-class _Group(TyperGroup):
+class _Group(OrderedGroup):
     """Takes `plan MODEL` for `plan model MODEL`, and `plan --search FILE` for `plan search FILE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -50,32 +47,32 @@ class _Group(TyperGroup):
 @options_of(OracleSettings)
 def model(
     model: Annotated[
-        str, typer.Argument(help="MODULE:FUNCTION that returns a nn.Module, a profile's .json, or a config.json.")
+        str, Argument(help="MODULE:FUNCTION that returns a nn.Module, a profile's .json, or a config.json.")
     ],
     *,
-    sample: Annotated[str | None, typer.Option(help="MODULE:FUNCTION that returns the model's arguments.")] = None,
-    loss: Annotated[str | None, typer.Option(help="MODULE:FUNCTION of model and batch that returns a scalar.")] = None,
-    fuse: Annotated[bool, typer.Option("--fuse", help="As torch.compile fuses the model's operations.")] = False,
-    sequence: Annotated[int | None, typer.Option(min=1, help="Positions of a sample, for a config.json.")] = None,
+    sample: Annotated[str | None, Option(help="MODULE:FUNCTION that returns the model's arguments.")] = None,
+    loss: Annotated[str | None, Option(help="MODULE:FUNCTION of model and batch that returns a scalar.")] = None,
+    fuse: Annotated[bool, Option("--fuse", help="As torch.compile fuses the model's operations.")] = False,
+    sequence: Annotated[int | None, Option(minimum=1, help="Positions of a sample, for a config.json.")] = None,
     changes: dict[str, Any],
-    devices: Annotated[str, typer.Option(help="A number, several with commas, or max.")] = "max",
-    batch: Annotated[int, typer.Option(help="Samples of an iteration over all devices.")],
-    micro: Annotated[int | None, typer.Option(help="Samples that a device works on at a time.")] = None,
+    devices: Annotated[str, Option(help="A number, several with commas, or max.")] = "max",
+    batch: Annotated[int, Option(help="Samples of an iteration over all devices.")],
+    micro: Annotated[int | None, Option(help="Samples that a device works on at a time.")] = None,
     costs: Annotated[
-        str | None, typer.Option("--input", help="Costs of a sample: bytes=110e3,decode=8e-3,workers=8.")
+        str | None, Option("--input", help="Costs of a sample: bytes=110e3,decode=8e-3,workers=8.")
     ] = None,
-    checkpoint: Annotated[float | None, typer.Option(help="Bytes of one checkpoint.")] = None,
-    strategies: Annotated[str | None, typer.Option(help="Only these and their combinations: data,tensor.")] = None,
-    degrees: Annotated[str | None, typer.Option(help="Degrees that are fixed: tensor=8,pipeline=4.")] = None,
-    recompute: Annotated[str | None, typer.Option(help="Only none, selective or full recomputation.")] = None,
-    goal: Annotated[str, typer.Option(help="time, device-hours, time-to-solution or memory.")] = "time",
+    checkpoint: Annotated[float | None, Option(help="Bytes of one checkpoint.")] = None,
+    strategies: Annotated[str | None, Option(help="Only these and their combinations: data,tensor.")] = None,
+    degrees: Annotated[str | None, Option(help="Degrees that are fixed: tensor=8,pipeline=4.")] = None,
+    recompute: Annotated[str | None, Option(help="Only none, selective or full recomputation.")] = None,
+    goal: Annotated[str, Option(help="time, device-hours, time-to-solution or memory.")] = "time",
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a training, for its hours and device-hours.")
+        int | None, Option(minimum=1, help="Samples of a training, for its hours and device-hours.")
     ] = None,
-    tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of a training, as 300e9, for its hours.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 10,
-    out: Annotated[Path | None, typer.Option(help="Write the best plan to this file.")] = None,
-    force_units: Annotated[bool, typer.Option("--force-units", help="Accept figures of unlikely size.")] = False,
+    tokens: Annotated[float | None, Option(minimum=1, help="Tokens of a training, as 300e9, for its hours.")] = None,
+    top: Annotated[int, Option(minimum=1, help="Rows of the table.")] = 10,
+    out: Annotated[Path | None, Option(help="Write the best plan to this file.")] = None,
+    force_units: Annotated[bool, Option("--force-units", help="Accept figures of unlikely size.")] = False,
 ) -> Result:
     """Rank the strategies for a model: seconds with an interval, memory, what limits each, and why others are out."""
     settings = OracleSettings(**changes)
@@ -242,11 +239,11 @@ def _shorten(seconds: float) -> str:
 @options_of(PlanStage, *(setting.name for setting in settings_of(PlanStage) if setting.default is not MISSING))
 def search(
     file: Annotated[
-        Path, typer.Argument(help="A study file with [plan], or one in Python with profile_of(params) and samples.")
+        Path, Argument(help="A study file with [plan], or one in Python with profile_of(params) and samples.")
     ],
     *,
     changes: dict[str, Any],
-    trials: Annotated[int, typer.Option(min=1, help="Trials of the study.")] = 64,
+    trials: Annotated[int, Option(minimum=1, help="Trials of the study.")] = 64,
 ) -> Result:
     """Predict what a study costs, as the stage [plan] of its file does; nothing is trained."""
     job = read_job(file)
@@ -277,5 +274,5 @@ app = make_group(
         search: "Predict what a study costs on a cluster.",
         model: "Rank the parallel strategies for a model.",
     },
-    cls=_Group,
+    _Group,
 )

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import typer
 
-from trainwright.cli.command import ClusterName, Nodes, Result
+from trainwright.cli.command import Argument, ClusterName, Nodes, Option, Result
 from trainwright.cli.formatting import print_rows
 from trainwright.cli.inputs import find_cluster
 from trainwright.cluster import Cluster
@@ -22,12 +21,12 @@ __all__ = ["fit"]
 
 
 def fit(
-    runs: Annotated[Path, typer.Argument(help="A CSV file: models, degrees and seconds of timed iterations.")],
+    runs: Annotated[Path, Argument(help="A CSV file: models, degrees and seconds of timed iterations.")],
     *,
     cluster: ClusterName,
     nodes: Nodes = None,
-    out: Annotated[Path | None, typer.Option(help="Write the fitted cluster to this file (.toml or .yaml).")] = None,
-    predict: Annotated[Path | None, typer.Option(help="A CSV file of other runs, to be predicted.")] = None,
+    out: Annotated[Path | None, Option(help="Write the fitted cluster to this file (.toml or .yaml).")] = None,
+    predict: Annotated[Path | None, Option(help="A CSV file of other runs, to be predicted.")] = None,
 ) -> Result:
     """Fit a cluster's constants to measured runs, and write it with the fit."""
     machine = find_cluster(cluster, nodes)

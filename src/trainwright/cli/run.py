@@ -4,9 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from trainwright.cli.command import Result, options_of
+from trainwright.cli.command import Argument, Option, Result, options_of
 from trainwright.cli.workflow.serving import DeploymentStage
 from trainwright.cli.workflow.stage import StageRecords, StudyJob, WorkflowStage
 from trainwright.cli.workflow.study_file import STAGES, read_job
@@ -29,15 +27,15 @@ __all__ = ["run"]
     grace_seconds="--grace",
 )
 def run(
-    file: Annotated[Path, typer.Argument(help="A study file (.toml), or a Python file with `study` and `train`.")],
+    file: Annotated[Path, Argument(help="A study file (.toml), or a Python file with `study` and `train`.")],
     *,
-    directory: Annotated[Path | None, typer.Option(help="Where to keep the study.")] = None,
+    directory: Annotated[Path | None, Option(help="Where to keep the study.")] = None,
     limits: dict[str, Any],
-    workers: Annotated[int | None, typer.Option(help="Trials at once on this machine.")] = None,
-    stage: Annotated[list[str] | None, typer.Option(help="Run only this stage; may be repeated.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also run unchanged stages.")] = False,
-    serve: Annotated[bool, typer.Option("--serve", help="Then serve as [deployment] says, until Ctrl-C.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    workers: Annotated[int | None, Option(help="Trials at once on this machine.")] = None,
+    stage: Annotated[list[str] | None, Option(help="Run only this stage; may be repeated.")] = None,
+    force: Annotated[bool, Option("--force", help="Also run unchanged stages.")] = False,
+    serve: Annotated[bool, Option("--serve", help="Then serve as [deployment] says, until Ctrl-C.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print no progress.")] = False,
 ) -> Result:
     """Run or resume a study and the further stages of its file; what is done and unchanged is skipped."""
     job = read_job(file, directory=directory, workers=workers)

@@ -4,9 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from trainwright.cli.command import EnsembleFolder, Nodes, PlanFile, Result, TokenFile, make_group, options_of
+from trainwright.cli.command import EnsembleFolder, Nodes, Option, PlanFile, Result, TokenFile, make_group, options_of
 from trainwright.cli.inputs import find_cluster
 from trainwright.cli.workflow.serving import AllocationStage, show_address, show_plan
 from trainwright.ensemble import Ensemble
@@ -28,7 +26,7 @@ def allocate(
     *,
     changes: dict[str, Any],
     cluster: Annotated[
-        list[str] | None, typer.Option(help="Simulated: a preset or a .toml or .yaml file; may be repeated.")
+        list[str] | None, Option(help="Simulated: a preset or a .toml or .yaml file; may be repeated.")
     ] = None,
     nodes: Nodes = None,
     out: PlanFile = None,
@@ -53,16 +51,16 @@ def allocate(
 def run(
     ensemble: EnsembleFolder,
     *,
-    devices: Annotated[str | None, typer.Option(help="Such as cuda:0,cpu:0-7.")] = None,
-    plan: Annotated[Path | None, typer.Option(help="What serve allocate --out wrote.")] = None,
+    devices: Annotated[str | None, Option(help="Such as cuda:0,cpu:0-7.")] = None,
+    plan: Annotated[Path | None, Option(help="What serve allocate --out wrote.")] = None,
     changes: dict[str, Any],
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    host: Annotated[str, typer.Option(help="Beyond loopback a token is needed.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
-    grpc_port: Annotated[int | None, typer.Option(help="For the protocol over gRPC too.")] = None,
+    engine: Annotated[str, Option(help="local or ray.")] = "local",
+    host: Annotated[str, Option(help="Beyond loopback a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="0 takes any that is free.")] = 8000,
+    grpc_port: Annotated[int | None, Option(help="For the protocol over gRPC too.")] = None,
     token_file: TokenFile = None,
-    name: Annotated[str, typer.Option(help="Of the ensemble in the addresses.")] = "ensemble",
-    drain: Annotated[float, typer.Option(help="Seconds for admitted requests at the end.")] = 30.0,
+    name: Annotated[str, Option(help="Of the ensemble in the addresses.")] = "ensemble",
+    drain: Annotated[float, Option(help="Seconds for admitted requests at the end.")] = 30.0,
 ) -> Result:
     """Serve an ensemble over HTTP (Open Inference Protocol, version 2) until SIGTERM or Ctrl-C; twice ends it at once.
 

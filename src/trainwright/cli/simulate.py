@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from trainwright.cli.command import Result, options_of
+from trainwright.cli.command import Argument, Option, Result, options_of
 from trainwright.cli.formatting import print_table
 from trainwright.cli.workflow.stage import A_TABLE
 from trainwright.cluster import Cluster
@@ -58,9 +56,9 @@ _CURVES = ("loss", "seconds", "params", "run", "direction", "missing", "epoch_se
 
 @options_of(SimulateTable, *_LIMITS, "seeds")
 def simulate(
-    file: Annotated[Path, typer.Argument(help="A study file (.toml) with a [simulate] table.")],
+    file: Annotated[Path, Argument(help="A study file (.toml) with a [simulate] table.")],
     *,
-    gpus: Annotated[list[int] | None, typer.Option(help="Devices of the cluster; may be repeated.")] = None,
+    gpus: Annotated[list[int] | None, Option(help="Devices of the cluster; may be repeated.")] = None,
     changes: dict[str, Any],
 ) -> Result:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""

@@ -4,10 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
-
 from trainwright.cli.batch_job import queue_states
-from trainwright.cli.command import Result
+from trainwright.cli.command import Argument, Option, Result
 from trainwright.errors import InputError
 from trainwright.ledger.writers import state_counts
 from trainwright.report.formatting import count
@@ -25,10 +23,10 @@ _WHY = {
 
 
 def status(
-    where: Annotated[str, typer.Argument(help="The study's directory, or its URL.")],
+    where: Annotated[str, Argument(help="The study's directory, or its URL.")],
     *,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
-    trial: Annotated[int | None, typer.Option(help="What happened to this trial, and why.")] = None,
+    strict: Annotated[bool, Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
+    trial: Annotated[int | None, Option(help="What happened to this trial, and why.")] = None,
 ) -> Result:
     """Show counts by state, devices in use, the best trial, and damaged records."""
     with Study.open(where) as study:

@@ -4,11 +4,9 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
-import typer
-
 from trainwright.cli.batch_job import SCRIPT, SUBMITTED, Job, make_folder, make_script, run_command
 from trainwright.cli.batch_systems import SYSTEMS
-from trainwright.cli.command import Result, options_of
+from trainwright.cli.command import Argument, Option, Result, options_of
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError
 from trainwright.publishing import write_file
@@ -21,11 +19,11 @@ _OPTIONS = tuple(field.name for field in settings_of(Job) if get_origin(field.ty
 
 @options_of(Job, *_OPTIONS, grace_seconds="--grace")
 def submit(
-    file: Annotated[Path, typer.Argument(help="A study file (.toml) with a table [job].")],
+    file: Annotated[Path, Argument(help="A study file (.toml) with a table [job].")],
     *,
-    directory: Annotated[Path | None, typer.Option(help="Where to keep the study.")] = None,
+    directory: Annotated[Path | None, Option(help="Where to keep the study.")] = None,
     changes: dict[str, Any],
-    show: Annotated[bool, typer.Option("--show", help="Print the script and submit nothing.")] = False,
+    show: Annotated[bool, Option("--show", help="Print the script and submit nothing.")] = False,
 ) -> Result:
     """Write the script of a batch job and submit it; each job submits the next, until the study is done.
 

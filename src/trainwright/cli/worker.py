@@ -4,9 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from trainwright.cli.command import INTERRUPTED, Result, options_of
+from trainwright.cli.command import INTERRUPTED, Argument, Option, Result, options_of
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.engine import Local
 from trainwright.engine.devices import visible_gpus
@@ -32,15 +30,15 @@ __all__ = ["worker"]
     other_job="--other-job",
 )
 def worker(
-    where: Annotated[str, typer.Argument(help="The study's directory or URL, or the file (.toml, .py) that makes it.")],
+    where: Annotated[str, Argument(help="The study's directory or URL, or the file (.toml, .py) that makes it.")],
     *,
-    ledger: Annotated[str | None, typer.Option(help="Its URL, if the directory does not know it.")] = None,
-    train: Annotated[str | None, typer.Option(help="What to run, as module:function.")] = None,
+    ledger: Annotated[str | None, Option(help="Its URL, if the directory does not know it.")] = None,
+    train: Annotated[str | None, Option(help="What to run, as module:function.")] = None,
     limits: dict[str, Any],
-    workers: Annotated[int | None, typer.Option(help="Trials at once; else one a GPU.")] = None,
-    gang: Annotated[int, typer.Option(help="Tasks of the launcher, one per node, that share trials.")] = 1,
+    workers: Annotated[int | None, Option(help="Trials at once; else one a GPU.")] = None,
+    gang: Annotated[int, Option(help="Tasks of the launcher, one per node, that share trials.")] = 1,
     changes: dict[str, Any],
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print no progress.")] = False,
 ) -> Result:
     """Join a study wherever its ledger is reachable, and run trials until its budget is used up.
 
