@@ -147,6 +147,9 @@ class _Planner:
     def _grow_trial(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Let a trial at a checkpoint take its share of the free devices, as far as there are blocks for it."""
         size = self._fair_size(allocator, running)
+        # While no growth is measured, one trial goes ahead that has least to lose.
+        if allocator.estimates.known == 1 and running.goodput is None and not allocator.may_explore(running):
+            return
         # What is wanted may not be free as one block: half of it is tried then.
         while size > running.size and not (allocator.free >= size - running.size and allocator.resize(running, size)):
             size //= 2
