@@ -270,19 +270,6 @@ class DeviceAllocator:
         """Have the planner called at this time, if no event comes before."""
         self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
 
-    def may_explore(self, running: RunningTrial) -> bool:
-        """Whether a trial may try more devices than any speed is known of: one at a time, and of several no leader.
-
-        What it finds out costs those nothing on whom the study's best result depends, and tells them what to do.
-        """
-        others = [other for other in self.running.values() if other is not running]
-        known = self.policy.start * self.estimates.known
-        if running.start_epoch_seconds is None or any(other.size > known for other in others):
-            return False
-        peers = [other for other in others if other.rungs >= running.rungs]
-        leaders = sum((-other.rungs, other.loss) < (-running.rungs, running.loss) for other in peers)
-        return 2 * leaders >= len(peers) if peers else not others
-
     def remaining_epochs(self, running: RunningTrial) -> float:
         """Return the expected number of epochs that a trial still has to train, given its chance to pass each rung."""
         # The next rung is reached for sure; each stretch after it counts by the chance that the trial gets there.

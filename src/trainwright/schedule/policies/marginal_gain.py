@@ -16,6 +16,10 @@ Floats = NDArray[np.float64]
 
 _DOUBLINGS = 5  # of a trial's devices, that are thought of at one time
 _WORTH = 1.5  # a start must be worth so many times what it costs the trial that shrinks
+_EFFICIENT = 1.5  # how many times as fast twice the devices make a trial that grows while others wait
+_SOON = 0.25  # of an epoch: for so long devices may wait for a trial that grows while others wait
+_MANY = 32  # trials at once, of which one may explore while others wait
+_WORST = 0.75  # of a trial's peers are better, if it may explore
 _PAUSE = 5.0  # restarts' time between two changes of one trial, before it shrinks
 
 
@@ -27,7 +31,11 @@ class MarginalGain(Resizing):
     it) and c those of a restart, it may double only if T(w) > (1 + delta) (T(2w) + c). Of the sizes that are left, the
     running trials together get those by which the latest expected end is least within the devices that are free
     or will be freed by those that do not survive their next rung; each takes its share at its next checkpoint. While
-    new trials wait nobody grows, so that the first complete ones come as early as without growth.
+    new trials wait only those grow, once, that have passed the last rung, if twice the devices make them half as fast
+    again: complete models come earlier, and the end hardly later.
+
+    As long as no growth has been measured one trial grows, of the worst quarter of those that have come as far: where
+    growth makes trials slower, as on a slow network with a small batch, the study's best is not the one to find out.
 
     Where the run has a budget of time (wall or device seconds), a new trial waits only while it could still be complete
     if it doubled its devices once; from then on devices go to growth first, and new trials get what is left. When new
@@ -37,7 +45,7 @@ class MarginalGain(Resizing):
     For trials that choose their batch by goodput (`prepare(..., batch="goodput")`) T(w) is by the goodput on w devices
     at the batch that is best there, for the trial's own gradient noise.
 
-    A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
+    A plan looks at all running trials, in columns, where one may grow.
     """
 
     delta: Annotated[float, number(minimum=0)] = 0.1
@@ -80,6 +88,7 @@ class Rows:
     """What is known of each trial that runs, in columns: O(1) to change one, all at once to look at them."""
 
     NAMES = ("since", "togo", "after", "chance", "alone", "size", "speed", "settled", "looked", "noise", "model")
+    NAMES = (*NAMES, "rungs", "loss")
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
@@ -128,13 +137,18 @@ class _Planner:
         running = allocator.changed
         if running is not None:
             retreat(allocator, running)
-        allocator.start_waiting(new=allocator.new_trial_waits())
+        allocator.start_waiting(new=False)
+        known = bool(allocator.rungs) and allocator.estimates.epoch_seconds() is not None
         if allocator.new_trial_waits():
-            if running is not None and running.is_settled and allocator.free < self.policy.start:
+            if known and allocator.free >= self.policy.start and 2 * self.policy.start <= self._most(allocator):
+                self._grow_one(allocator)
+            allocator.start_waiting(new=True)
+            full = allocator.free < self.policy.start and allocator.new_trial_waits()
+            if full and running is not None and running.is_settled:
                 self._shrink_trial(allocator, running)
         else:
             reserved: float = allocator.free
-            if allocator.rungs and allocator.estimates.epoch_seconds() is not None:
+            if known:
                 if running is not None and running.is_settled and running.rungs < len(allocator.rungs):
                     self._grow_trial(allocator, running)
                 reserved = self._ask_last_ones(allocator) if allocator.free else 0.0
@@ -142,21 +156,70 @@ class _Planner:
             if allocator.source.waits():
                 allocator.start_waiting(new=True, reserved=reserved)
 
+    def _most(self, allocator: DeviceAllocator) -> int:
+        """Return the devices that a trial may have at most."""
+        return min(self.policy.cap or allocator.slots, allocator.slots)
+
     # Growth.
+
+    def _grow_one(self, allocator: DeviceAllocator) -> None:
+        """While new trials wait, let one on its last stretch grow, or explore, that is at a checkpoint soon."""
+        self._update_rows(allocator)
+        rows, start = self.rows, self.policy.start
+        alone, speed, size = (rows.column(name) for name in ("alone", "speed", "size"))
+        candidates = (rows.column("after") == 0) & (size == start) & (rows.column("settled") > 0)
+        unknown = self._unknown(allocator)
+        if unknown.any():
+            explores = allocator.slots >= _MANY * start and len(rows) > 1
+            candidates = np.where(unknown, self._explorers() & explores, candidates)
+        # Its devices idle until its next checkpoint.
+        waits = rows.column("since") + alone / speed - allocator.at
+        places = np.flatnonzero(candidates & (waits <= _SOON * alone / speed))
+        if not len(places):
+            return
+        place = int(places[waits[places].argmin()])
+        # Of what nobody knows the belief counts.
+        faster = float(self._speeds(allocator, 2 * size)[place] / speed[place])
+        running = allocator.running[rows.trials[place]]
+        work = allocator.remaining_epochs(running) * alone[place] / speed[place]
+        pays = work > (1 + self.policy.delta) * (work / faster + allocator.estimates.restart(2 * start))
+        if pays and (unknown[place] or faster >= _EFFICIENT):
+            allocator.resize(running, 2 * start)
 
     def _grow_trial(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Let a trial at a checkpoint take its share of the free devices, as far as there are blocks for it."""
-        size = self._fair_size(allocator, running)
-        # While no growth is measured, one trial goes ahead that has least to lose.
-        if allocator.estimates.known == 1 and running.goodput is None and not allocator.may_explore(running):
+        self._update_rows(allocator)
+        if not self._may_grow(allocator)[self.rows.place(running.trial)]:
             return
+        size = self._fair_size(allocator, running)
         # What is wanted may not be free as one block: half of it is tried then.
         while size > running.size and not (allocator.free >= size - running.size and allocator.resize(running, size)):
             size //= 2
 
+    def _may_grow(self, allocator: DeviceAllocator) -> NDArray[np.bool_]:
+        """Return which trials may grow: all of which it is known what growth does to them, else those who explore."""
+        unknown = self._unknown(allocator)
+        return ~unknown | self._explorers() if unknown.any() else ~unknown
+
+    def _unknown(self, allocator: DeviceAllocator) -> NDArray[np.bool_]:
+        """Return of which trials nobody knows how fast growth makes them: none was seen, no goodput says."""
+        return (self.rows.column("model") < 0) & (allocator.estimates.known == 1)
+
+    def _explorers(self) -> NDArray[np.bool_]:
+        """Return which trials may be the first to grow: one at a time, of the worst quarter of their peers.
+
+        Peers have passed as many rungs. What growth does to such a trial costs the study's best result nothing.
+        """
+        size, rungs, loss = (self.rows.column(name) for name in ("size", "rungs", "loss"))
+        if (size > self.policy.start).any():
+            return np.zeros(len(size), dtype=bool)
+        better = np.empty(len(size), dtype=int)
+        better[np.lexsort((loss, -rungs))] = np.arange(len(size))
+        peers = len(size) - np.searchsorted(np.sort(rungs), rungs) - 1
+        return np.where(peers > 0, better >= _WORST * peers, len(size) == 1)
+
     def _fair_size(self, allocator: DeviceAllocator, running: RunningTrial) -> int:
         """Return the size by which this trial ends no later than the last of all has to."""
-        self._update_rows(allocator)
         rows, place = self.rows, self.rows.place(running.trial)
         due, work, chance = self._next_checkpoints(allocator)
         size = rows.column("size")
@@ -169,13 +232,16 @@ class _Planner:
         ends, costs = self._list_choices(allocator, due, work, size, _DOUBLINGS)
         # Devices of trials that will not survive their next rung are counted as free by then.
         supply = allocator.free + float(((1 - chance) * size).sum())
-        return int(running.size) << int(fill(ends, costs * chance, supply)[place])
+        doublings = int(fill(ends, costs * chance, supply)[place])
+        # Who explores does so for others, too.
+        explores = self._unknown(allocator)[place] and len(ends) > 1 and np.isfinite(ends[1, place])
+        return int(running.size) << max(doublings, int(explores))
 
     def _list_choices(
         self, allocator: DeviceAllocator, due: Floats, work: Floats, size: Floats, most: int
     ) -> tuple[Floats, Floats]:
         """Return, by doublings, when each trial would end (inf: not worth it, or not possible) and devices it takes."""
-        cap = min(self.policy.cap or allocator.slots, allocator.slots)
+        cap = self._most(allocator)
         # What is not measured is tried two doublings at a time: a belief in its speed can be far off.
         step = 4 * np.maximum(size, self.policy.start * allocator.estimates.known)
         now = work / self.rows.column("speed")
@@ -224,7 +290,8 @@ class _Planner:
         # Trials that end last are asked first, as many as could grow on the free devices.
         order = np.argsort(-ends[0], kind="stable")
         size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
-        wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
+        grows = self._may_grow(allocator) & (settled > 0) & np.isfinite(ends[1])
+        wanted = np.where(grows, size, 0.0)[order]
         # For each, after those that end later.
         free = allocator.free - (np.cumsum(wanted) - wanted)
         short = free < size[order]
@@ -264,7 +331,7 @@ class _Planner:
                 model = estimates.goodputs.index(running.goodput)
             alone, idle = running.start_epoch_seconds or base, running.is_settled
             row = (since, togo, after, chance, alone, running.size, speed, idle, running.replans, running.noise, model)
-            self.rows.put(trial, *row)
+            self.rows.put(trial, *row, running.rungs, running.loss)
         allocator.touched.clear()
 
     def _next_rung_times(self) -> Floats:
