@@ -87,8 +87,10 @@ def fill(ends: Floats, costs: Floats, supply: float) -> NDArray[np.intp]:
 class Rows:
     """What is known of each trial that runs, in columns: O(1) to change one, all at once to look at them."""
 
-    NAMES = ("since", "togo", "after", "chance", "alone", "size", "speed", "settled", "looked", "noise", "model")
-    NAMES = (*NAMES, "rungs", "loss")
+    NAMES = (
+        *("since", "togo", "after", "chance", "alone", "size", "speed"),
+        *("settled", "looked", "noise", "model", "rungs", "loss"),
+    )
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
