@@ -17,9 +17,9 @@ from trainwright.testing.engine import EngineConformance
 SPACE = tw.Space(x=tw.Float(0, 1))
 
 
-@pytest.fixture(params=[False, True], ids=["sequential", "deferred"])
-def runtime(request, monkeypatch):
-    yield install(monkeypatch, deferred=request.param)
+@pytest.fixture
+def runtime(monkeypatch):
+    yield install(monkeypatch, deferred=True)
     sys.modules.pop(TASK, None)
 
 
@@ -27,19 +27,6 @@ class TestTasks(EngineConformance):
     @pytest.fixture(autouse=True)
     def _deferred(self, monkeypatch):
         install(monkeypatch, deferred=True)
-        yield
-        sys.modules.pop(TASK, None)
-
-    def make_engine(self):
-        return PyCOMPSs(slots=3)
-
-
-class TestInThisProcess(EngineConformance):
-    processes = False
-
-    @pytest.fixture(autouse=True)
-    def _sequential(self, monkeypatch):
-        install(monkeypatch, deferred=False)
         yield
         sys.modules.pop(TASK, None)
 
@@ -66,6 +53,15 @@ def test_reports_are_judged_as_they_come(runtime, tmp_path):
         found.append([(trial.number, trial.params["x"], trial.epoch, trial.status) for trial in study.trials])
     assert found[0] == found[1]
     assert runtime.tasks == 1
+
+
+def test_without_the_runtime_a_sentence(monkeypatch, tmp_path):
+    """In plain python tasks are calls: a study would wait for its own thread."""
+    install(monkeypatch, deferred=False)
+    study = tw.Study(SPACE, objectives="min loss", directory=tmp_path, seed=0)
+    with pytest.raises(EngineError, match=r"start the program with runcompss, or run it on tw\.Local\(workers=3\)"):
+        study.run(train, trials=1, scheduler=tw.FixedEpochs(1), engine=tw.PyCOMPSs(slots=3), progress=False)
+    sys.modules.pop(TASK, None)
 
 
 def long_and_short(trial):
@@ -151,7 +147,7 @@ def test_without_it_a_sentence(monkeypatch):
 
 def test_the_example_runs_as_tasks(monkeypatch, tmp_path):
     """The grid of independent tasks of the examples, two of each choice, as tasks of the stand-in."""
-    install(monkeypatch, deferred=False)
+    install(monkeypatch, deferred=True)
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     example = importlib.import_module("grid_compss")
     space = tw.Space(

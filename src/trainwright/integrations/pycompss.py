@@ -5,20 +5,18 @@ stops and is guarded like the processes of every other engine needs no rungs to 
 """
 
 import os
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from trainwright.engine.local import Local
 from trainwright.engine.nodes.engine import own_hosts
 from trainwright.engine.nodes.member_engine import Member, MemberEngine
 from trainwright.engine.process.listener import WorkerListener
 from trainwright.engine.process.supervisor import LIMIT
-from trainwright.engine.protocol import Block, Handler, TrainFunction
+from trainwright.engine.protocol import TrainFunction
 from trainwright.errors import EngineError, MissingExtra
 from trainwright.settings import Settings
-from trainwright.train.assignment import Assignment
 from trainwright.validators import integer, number
 
 __all__ = ["PyCOMPSs"]
@@ -30,7 +28,7 @@ class TaskMember(Member):
     future: Any = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class PyCOMPSs(MemberEngine, Settings, error=EngineError):
     """Run up to `slots` trials at once in PyCOMPSs tasks, each on `cpus` processors and `gpus` GPUs of a node.
 
@@ -38,12 +36,9 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
     report to this process by TCP at once. A trial of several devices is as many processes, on as many slots. A task
     that is lost is started again. A run longer than `timeout_seconds`, or a process with more resident memory than
     `memory_bytes`, is asked to end and killed `grace_seconds` later; a slot on which nothing starts within
-    `start_seconds` is lost. Without the runtime (plain `python`) trials run one after another in this process.
-    `scheduler` is taken for programs of earlier versions, and not looked at: every rule and policy will do.
+    `start_seconds` is lost. Raises `EngineError` without the runtime, in plain `python`.
     """
 
-    scheduler: Any = None
-    _: KW_ONLY
     slots: Annotated[int, integer(minimum=1), "trials at once"] = 1
     cpus: Annotated[int, integer(minimum=1), "processors of a slot"] = 1
     gpus: Annotated[int, integer(minimum=0), "GPUs of a slot"] = 0
@@ -62,7 +57,6 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
                 f"or run the same program on tw.Local(workers={self.slots})"
             )
         self._gpu = self.gpus > 0
-        self._sequential: Local | None = None
         self._clear()
 
     @property
@@ -80,9 +74,6 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
         self._listener = WorkerListener("")
         for place in range(self.slots):
             self._members.append(self._start_member(place))
-            if self._sequential is not None:
-                self._sequential.open(train, directory)
-                return
         super().open(train, directory)
 
     def _start_member(self, place: int) -> TaskMember:
@@ -92,7 +83,11 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
         member = TaskMember(place, listener, name=self._name_device(place))
         member.future = serve_slot(here(), own_hosts(), listener.address[1], member.token, str(Path.cwd()))
         if member.future == SEQUENTIAL:
-            self._sequential = Local(workers=0, gpus=None if self._gpu else ())
+            super().close()
+            raise EngineError(
+                "tw.PyCOMPSs: its tasks run in this very process, for the runtime of PyCOMPSs is not there; start the "
+                f"program with runcompss, or run it on tw.Local(workers={self.slots})"
+            )
         return member
 
     def _lose_member(self, member: Member) -> None:
@@ -101,29 +96,11 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
         if member.arrived is not None:
             self._members[member.place] = self._start_member(member.place)
 
-    def launch(self, assignment: Assignment, block: Block) -> None:
-        """Start an assignment on free slots."""
-        if self._sequential is not None:
-            self._sequential.launch(assignment, block)
-        else:
-            super().launch(assignment, block)
-
-    def poll(self, handler: Handler, timeout_seconds: float) -> None:
-        """Hand what has happened to `handler`, waiting for at most `timeout_seconds` if nothing has."""
-        if self._sequential is not None:
-            self._sequential.poll(handler, timeout_seconds)
-        else:
-            super().poll(handler, timeout_seconds)
-
     def close(self) -> None:
         """End whatever runs, and wait for the tasks."""
         from pycompss.api.api import compss_wait_on
 
         futures = [member.future for member in self._members if isinstance(member, TaskMember)]
         super().close()
-        if self._sequential is not None:
-            self._sequential.close()
-            self._sequential = None
-        else:
-            for future in futures:
-                compss_wait_on(future)
+        for future in futures:
+            compss_wait_on(future)
