@@ -10,6 +10,7 @@ the same trials in the same order: the rest of the whole is the tail of trials t
 
 import argparse
 import heapq
+import importlib
 import sys
 import tempfile
 import time
@@ -20,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "tests" / "integrations"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
-from fake_compss import install
 
 import trainwright as tw
 
@@ -84,8 +84,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--longest", type=float, default=8.0, help="seconds of the longest trial")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    install(Patches(), deferred=True)
-    summary, rows = {}, []
+    importlib.import_module("fake_compss").install(Patches(), deferred=True)
+    summary: dict[str, float] = {}
+    rows = []
     for slots in map(int, arguments.slots.split(",")):
         found = measure(slots, slots * arguments.each, arguments.longest)
         summary |= {f"utilisation_{kind}_{slots}": value for kind, value in found.items()}
