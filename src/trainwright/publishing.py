@@ -5,6 +5,7 @@ folder. So after a crash, or on a full disk, there is the old content or the new
 """
 
 import ctypes
+import errno
 import os
 import secrets
 import shutil
@@ -14,11 +15,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["FileLayer", "make_folder", "publish", "sync_all", "sync_folder", "write_file", "write_new"]
+__all__ = ["FileLayer", "is_disk_full", "make_folder", "publish", "sync_all", "sync_folder", "write_file", "write_new"]
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _EXCHANGE = 2  # renameat2's flag
 _HERE = -100  # AT_FDCWD: paths are as they are given
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error says that the disk is full (ENOSPC) or a quota is used up (EDQUOT)."""
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 class FileLayer:
@@ -46,7 +52,7 @@ class FileLayer:
         os.close(handle)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename a file or folder."""
+        """Rename a file or folder, as `os.rename` does: what publishes it."""
         source.rename(target)
 
     def sync_folder(self, path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import HasCheckpoints, Owner
-from trainwright.checkpoint.policy.retention import NO_ROOM, RetainedCheckpoints
+from trainwright.checkpoint.policy.retention import RetainedCheckpoints
 from trainwright.checkpoint.policy.save_policy import SavePolicy
 from trainwright.checkpoint.policy.signals import FORCED_EXIT
 from trainwright.checkpoint.ranks.ranks import make_ranks
@@ -42,7 +42,7 @@ from trainwright.errors import (
     CheckpointSpaceError,
     CheckpointStateError,
 )
-from trainwright.publishing import FileLayer
+from trainwright.publishing import FileLayer, is_disk_full
 
 __all__ = ["Manager"]
 
@@ -331,7 +331,7 @@ class Manager:
             published = self._retained.publish_with_room(lambda: self._ranks.publish(self._layer, job, memory))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            kind = CheckpointSpaceError if error.errno in NO_ROOM else CheckpointError
+            kind = CheckpointSpaceError if is_disk_full(error) else CheckpointError
             raise kind(
                 f"cannot save the checkpoint of step {handle.step} in {self._home}: {reason}; the one before is kept"
             ) from error

@@ -104,7 +104,7 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
             find_rule(self.rule)
 
     def choose(self, library: Library) -> ChosenEnsemble:
-        """Return the ensemble that these settings choose from a library: top, select, pick, combine, calibrate."""
+        """Return the ensemble chosen from a library: top, select (`BudgetedGreedy.run`), pick, combine, calibrate."""
         models = len(library.members)
         strategy = BudgetedGreedy(
             max_members=self.max_members, budget_seconds=self.budget_seconds, budget_bytes=self.budget_bytes

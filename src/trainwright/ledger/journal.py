@@ -16,7 +16,7 @@ from typing import Literal
 
 from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger.record import Record
-from trainwright.publishing import sync_folder
+from trainwright.publishing import is_disk_full, sync_folder
 
 __all__ = ["END", "Fsync", "JournalWriter", "failed", "writer_of"]
 
@@ -125,7 +125,7 @@ def failed(what: str, where: Path, error: OSError) -> LedgerError:
         free = f"; {shutil.disk_usage(where).free:,} bytes are free there"
     except OSError:
         free = ""
-    kind = LedgerFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else LedgerError
+    kind = LedgerFull if is_disk_full(error) else LedgerError
     return kind(
         f"cannot {what}: {(error.strerror or str(error)).lower()}{free}; mend that and run again, nothing is lost"
     )

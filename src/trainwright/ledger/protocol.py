@@ -46,7 +46,10 @@ class Ledger(Protocol):
         """The identity under which this object appends; unique for ever."""
 
     def append(self, records: Sequence[Record]) -> list[Record]:
-        """Make the records durable, in order, and return them stamped with writer, seq and time."""
+        """Make the records durable, in order, and return them stamped with writer, seq and time.
+
+        On disk `JournalWriter.append` writes and syncs them.
+        """
 
     def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
         """Return the records since `cursor`, in order per writer, each at least once, and the new cursor.
@@ -56,7 +59,10 @@ class Ledger(Protocol):
         """
 
     def claim(self, key: str, token: str) -> str:
-        """Return the token that owns `key`: the first ever given for it. You won if it is yours."""
+        """Return the token that owns `key`: the first ever given for it. You won if it is yours.
+
+        Workers claim trial numbers, leases and slots with it: see `study/claims.py`.
+        """
 
     def heartbeat(self) -> None:
         """Say that this writer is alive; `study/driver/heartbeat.py` sends it every few seconds."""

@@ -122,7 +122,7 @@ class ObjectiveTrial(_SuggestingTrial):
             self._told_to_stop = True
 
     def should_prune(self) -> bool:
-        """Whether the study's scheduler stopped the trial at the last report."""
+        """Whether the study's rule stopped the trial at the last report (`PromotionRule.on_report`)."""
         return self._told_to_stop
 
     def set_user_attr(self, key: str, value: Any) -> None:

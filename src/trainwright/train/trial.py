@@ -188,7 +188,7 @@ class Trial:
         self._begin_epoch(self._epoch + 1)
 
     def should_prune(self) -> bool:
-        """Whether the study has told this trial to end.
+        """Whether the study has told this trial to end, as its rule decides (`PromotionRule.on_report`).
 
         No trial needs to ask: `report` ends those that are to end, so here the answer is False, before a report and
         after it. It is True only where the training function has caught the end that `report` raised.

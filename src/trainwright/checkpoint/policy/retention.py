@@ -1,6 +1,5 @@
 """Retention: which checkpoints stay, by age, metric, step and pin; and the retained ones of a run."""
 
-import errno
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,11 +8,9 @@ from typing import NamedTuple
 from trainwright.checkpoint.config import Retention
 from trainwright.checkpoint.owner import Owner
 from trainwright.checkpoint.save.publish import Published, quarantine
-from trainwright.publishing import FileLayer
+from trainwright.publishing import FileLayer, is_disk_full
 
-__all__ = ["NO_ROOM", "RetainedCheckpoints", "RetentionChoice", "choose_retained"]
-
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+__all__ = ["RetainedCheckpoints", "RetentionChoice", "choose_retained"]
 
 
 class RetentionChoice(NamedTuple):
@@ -96,7 +93,7 @@ class RetainedCheckpoints:
         try:
             return publish()
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if not is_disk_full(error):
                 raise
         # All can go but the newest good one, and what is pinned.
         if self._first:

@@ -27,7 +27,7 @@ from trainwright.checkpoint.ranks.merging import (
     tree_of_rank,
 )
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
-from trainwright.checkpoint.ranks.reshard import read_shares, read_targets, share_tensors
+from trainwright.checkpoint.ranks.reshard import read_resharded, read_targets, share_tensors
 from trainwright.checkpoint.restore.restored import verify_digests
 from trainwright.checkpoint.save.publish import Published, WriteJob, publish, write_checkpoint, write_data, write_tree
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
@@ -148,7 +148,7 @@ class SingleRank:
         # What belongs to other ranks, or to stages of a pipeline that are not here, is not read.
         skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
         skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
-        return read_shares(published, read_targets(state, captured.tensors), places=places, check=check, skip=skip)
+        return read_resharded(published, read_targets(state, captured.tensors), places=places, check=check, skip=skip)
 
 
 class Agreement:

@@ -18,7 +18,7 @@ from trainwright.errors import CheckpointStateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["read_shares", "read_targets", "share_tensors"]
+__all__ = ["read_resharded", "read_targets", "share_tensors"]
 
 
 def share_tensors(
@@ -100,7 +100,7 @@ def read_targets(state: Mapping[str, Any], live: "Mapping[str, torch.Tensor]") -
     return like
 
 
-def read_shares(
+def read_resharded(
     published: Published,
     like: "Callable[[TensorRecord], Any]",
     *,

@@ -1,6 +1,5 @@
 """Converts a checkpoint to another format: written tensor by tensor, read back, compared, renamed into place."""
 
-import errno
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from trainwright.checkpoint.tools.formats.format import Format, Stored, equal_bi
 from trainwright.checkpoint.tools.sources import open_source
 from trainwright.checkpoint.tools.to_manager import write_manager
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointSpaceError
-from trainwright.publishing import publish
+from trainwright.publishing import is_disk_full, publish
 
 __all__ = ["Conversion", "convert"]
 
@@ -60,7 +59,7 @@ def convert(source: Path | str, target: Path | str, to: str | Format, *, allow_l
                 _compare_written(kept, temporary, kind)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            mend = "free some" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "give another path"
+            mend = "free some" if is_disk_full(error) else "give another path"
             raise CheckpointSpaceError(f"convert, target: cannot write {target}: {reason}; {mend}") from error
     return Conversion(
         source=str(source), target=str(target), format=kind.name, tensors=len(kept), bytes=size, lost=lost

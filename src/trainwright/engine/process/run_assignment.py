@@ -1,6 +1,5 @@
 """Run one assignment in this process: seed, call the training function, and classify how it ended."""
 
-import errno
 import linecache
 import reprlib
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 from trainwright.engine.protocol import Died, Outcome, Raised, Returned, StoppedEarly, TrainFunction
 from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError, TrialMisuse
 from trainwright.ledger.trials import RaisedAt
+from trainwright.publishing import is_disk_full
 from trainwright.train import Trial, TrialEnd, seed_all
 from trainwright.train.assignment import Assignment, Channel, as_number, is_pruning
 from trainwright.train.group import GroupFailed, join, part
@@ -95,12 +95,7 @@ def _classify_failure(error: BaseException) -> str:
     if isinstance(error, TrialMisuse):
         return "misuse"
     # A full disk is no fault of the trial, which can run again where there is room.
-    cause = error.__cause__
-    if (
-        isinstance(error, CheckpointError)
-        and isinstance(cause, OSError)
-        and cause.errno in {errno.ENOSPC, errno.EDQUOT}
-    ):
+    if isinstance(error, CheckpointError) and is_disk_full(error.__cause__):
         return "no_room"
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):

@@ -46,7 +46,7 @@ class _FrontRung(RungTable):
         ranked = self._rank_trials() if final and self.waiting else self.best
         return next((trial for trial in ranked if trial in self.waiting), None)
 
-    def prune(self, gone: Callable[[int], bool]) -> None:
+    def forget(self, gone: Callable[[int], bool]) -> None:
         """Forget who is gone."""
         self.waiting = {trial for trial in self.waiting if not gone(trial)}
 

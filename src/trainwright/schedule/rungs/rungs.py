@@ -64,7 +64,7 @@ class RungTable(ABC):
         """Return the best trial that waits if it is among those that go on, or in any case if it is `final`."""
         return None
 
-    def prune(self, gone: Callable[[int], bool]) -> None:  # noqa: B027 -- likewise
+    def forget(self, gone: Callable[[int], bool]) -> None:  # noqa: B027 -- likewise
         """Forget the best that wait as long as they are gone."""
 
 
@@ -100,7 +100,7 @@ class RankRung(RungTable):
         passes = self.passing > 0 and self.waiting[0] <= self.entries[self.passing - 1]
         return self.waiting[0].trial if passes or final else None
 
-    def prune(self, gone: Callable[[int], bool]) -> None:
+    def forget(self, gone: Callable[[int], bool]) -> None:
         """Pop from the top."""
         while self.waiting and gone(self.waiting[0].trial):
             heapq.heappop(self.waiting)
@@ -221,7 +221,7 @@ class Rungs:
         if place.waits:
             place.waits, place.verdict = False, CONTINUE
             rung, places = place.rung, self.places
-            self.ladder_of(trial)[rung].prune(lambda other: not (places[other].waits and places[other].rung == rung))
+            self.ladder_of(trial)[rung].forget(lambda other: not (places[other].waits and places[other].rung == rung))
 
     def answer(self, view: RuleView) -> Promote | None:
         """Return the promotion that leads farthest: of the best trial that goes on in the highest rung with one."""

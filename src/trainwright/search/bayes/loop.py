@@ -61,7 +61,7 @@ class Acquisition(ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BayesianSearcher(Settings, ABC, error=SearchError):
-    """What searchers with a surrogate share; each adds its surrogate as `_acquire`."""
+    """What searchers with a surrogate share; each fits its own surrogate in `_ask_surrogate`."""
 
     name: ClassVar[str]  # as the origin of proposals
 

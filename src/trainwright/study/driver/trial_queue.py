@@ -55,7 +55,6 @@ class TrialQueue:
     """How many trials were handed out in the present plan."""
     was_asked: bool = False
     """Whether the policy wanted any in it."""
-    """When the rule wants to be asked again, if nothing happens before."""
     exhausted: bool = False
     """Whether nothing new will be proposed any more."""
     waiting: deque[int] = field(default_factory=deque)

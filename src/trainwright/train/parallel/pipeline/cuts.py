@@ -1,7 +1,7 @@
 """Cuts of a pipeline: the modules that its stages begin with, and which stage owns which parameters.
 
 A stage owns what stands in the model between its first module and that of the next stage, in the order in which modules
-were made. Where the forward uses a parameter in another stage than this order says, it is lent (see `lending`).
+were made. Where the forward uses a parameter in another stage than this order says, it is lent: `DividedModel.lend`.
 """
 
 from collections.abc import Iterator
