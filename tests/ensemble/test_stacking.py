@@ -35,7 +35,7 @@ def test_chosen_where_it_helps():
     """`auto` keeps the weighted mean of equals, and takes a head where one member is noise."""
     draws = np.random.default_rng(3)
     truth = draws.normal(size=(300, 1))
-    equal = [truth + draws.normal(size=truth.shape) for _ in range(3)]
+    equal = [truth + 0.1 * draws.normal(size=truth.shape) for _ in range(3)]
     assert choose_rule(equal, truth + 3 * draws.normal(size=truth.shape), "values").name == "weighted"
     noisy = [equal[0], 5 * draws.normal(size=truth.shape)]
     assert choose_rule(noisy, truth, "values").name == "linear"

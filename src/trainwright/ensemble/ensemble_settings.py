@@ -85,8 +85,8 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
     rule: Annotated[
         str | None,
         optional(text("the name of a combination rule")),
-        "combination rule; None: the weighted mean or mixture; auto: that, or a linear head that is better out of fold",
-    ] = None
+        "combination rule; None: the weighted mean or mixture; auto: its mean with a linear head if better out of fold",
+    ] = "auto"
     alpha: Annotated[
         float | None,
         optional(number(above=0, below=1)),

@@ -54,7 +54,11 @@ class CombinationRule(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return name and settings, from which `trainwright.ensemble.combine.rules.make_rule` makes the rule again."""
-        return {"name": self.name, **{key: list(value) for key, value in asdict(self).items()}}  # type: ignore[call-overload]
+        settings = asdict(self)  # type: ignore[call-overload]  # every rule is a dataclass
+        return {
+            "name": self.name,
+            **{key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
+        }
 
 
 def combine(rule: CombinationRule, predictions: Iterable[Array], weights: Sequence[float]) -> Array:
@@ -168,4 +172,4 @@ def _make_named(description: str | Mapping[str, Any]) -> CombinationRule:
     known = [field.name for field in fields(rule)]  # type: ignore[arg-type]  # every rule is a dataclass
     if unknown := sorted(set(settings) - set(known)):
         raise EnsembleError(f"rule {name!r}: got setting {unknown[0]!r}; allowed: {', '.join(known) or 'none'}")
-    return type(rule)(**{key: tuple(value) for key, value in settings.items()})
+    return type(rule)(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})

@@ -5,7 +5,7 @@ the plain pool; `choose_rule` takes one only where rows that it was not fitted t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -18,6 +18,7 @@ from trainwright.randomness import rng
 __all__ = ["LinearStacking", "Stacking", "choose_rule"]
 
 _STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # of the pull to equal weights
+_SHARE = 0.5  # of a head that is chosen, in the prediction
 _FOLDS = 5
 _FEWEST_ROWS = 100  # that can say that a head helps
 _ADDITIONS = 50  # of greedy selection
@@ -29,6 +30,7 @@ class Stacking(CombinationRule):
 
     factors: tuple[float, ...] = ()
     offsets: tuple[float, ...] = ()
+    share: float = 1.0  # of the head in the prediction; the rest is the weighted mean's
 
     name: ClassVar[str] = "stacking"
     outputs: ClassVar[tuple[str, ...]] = ("classes",)
@@ -45,13 +47,13 @@ class Stacking(CombinationRule):
             losses = []
             for one in range(_FOLDS):
                 head = self._fit_head(stacked[:, fold != one], targets[fold != one], strength)
-                left = head.combine_all(stacked[:, fold == one], np.ones(len(stacked)))
+                left = replace(head, share=1.0).combine_all(stacked[:, fold == one], np.ones(len(stacked)))
                 losses.append(metric.row_losses(left, targets[fold == one]))
             return float(np.concatenate(losses).mean())
 
         return self._fit_head(stacked, targets, min(_STRENGTHS, key=loss_out_of_fold))
 
-    def combine_all(self, predictions: Array, weights: Array) -> Array:  # noqa: ARG002
+    def combine_all(self, predictions: Array, weights: Array) -> Array:
         """Return the combination [N, C] of the members that the head was fitted to."""
         if predictions.shape[0] != len(self.factors) or predictions.shape[2] != len(self.offsets):
             raise EnsembleError(
@@ -59,7 +61,10 @@ class Stacking(CombinationRule):
                 f"{len(self.factors)} members and {len(self.offsets)} columns that it was fitted to; fit it by "
                 "ensemble.with_rule(name)"
             )
-        return self._apply_head(np.array([*self.factors, *self.offsets]), predictions)
+        head = self._apply_head(np.array([*self.factors, *self.offsets]), predictions)
+        if self.share == 1.0:
+            return head
+        return self.share * head + (1.0 - self.share) * WeightedMean().combine_all(predictions, weights)
 
     def without(self, missing: frozenset[int]) -> CombinationRule:  # noqa: ARG002
         """Return the weighted mean: the head has no meaning for fewer members."""
@@ -90,7 +95,7 @@ class Stacking(CombinationRule):
         return self._of(minimize(objective, start, jac=True, method="L-BFGS-B").x, count)
 
     def _of(self, head: Array, count: int) -> Self:
-        return type(self)(factors=tuple(head[:count].tolist()), offsets=tuple(head[count:].tolist()))
+        return replace(self, factors=tuple(head[:count].tolist()), offsets=tuple(head[count:].tolist()))
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,9 @@ class LinearStacking(Stacking):
 
 
 def choose_rule(predictions: Sequence[Array], targets: Array, output: str) -> CombinationRule:
-    """Return the default rule, or a fitted head that loses less by over one standard error on rows left out of it.
+    """Return the default rule, or its mean with a head, if that loses less by over one standard error out of fold.
 
+    A head alone may have learned the noise of few rows; its mean with the plain pool loses little of what it gains.
     The plain pool is weighted anew without those rows too. The weights that selection gave it have seen them: compared
     with these no head would ever seem to help.
     """
@@ -130,7 +136,7 @@ def choose_rule(predictions: Sequence[Array], targets: Array, output: str) -> Co
         return plain
     stacked, fold = np.stack(predictions).astype(np.float64), _draw_folds(len(targets))
     metric = METRICS[default_metric(output)]
-    gains = np.zeros(len(targets))
+    learner, gains = replace(learner, share=_SHARE), np.zeros(len(targets))
     for one in range(_FOLDS):
         held, rest = fold == one, fold != one
         weights = _weigh_members(stacked[:, rest], targets[rest], metric)
