@@ -100,3 +100,15 @@ def test_the_searcher_is_told_for_how_many_trials_the_time_is(tmp_path: Path) ->
         study.run(train, scheduler=rule, engine=tw.Local(workers=0), progress=False, **budget)
         assert told[0] == budget.get("trials")
         assert all(least <= number <= most for number in told[1:])
+
+
+def test_the_searcher_counts_on_no_trials_of_the_final_phase(tmp_path: Path) -> None:
+    """Before a deadline there is time for fewer new trials than in a run of the same length: none start at its end."""
+    space, rule, least = tw.Space(x=tw.Float(0, 1)), tw.ASHA(max_epochs=24, kind="promotion"), []
+    for name in ("wall_seconds", "deadline"):
+        told.clear()
+        end = {"wall_seconds": 2.4, "deadline": datetime.now().astimezone() + timedelta(seconds=2.4)}[name]
+        study = tw.Study(space, "min loss", directory=tmp_path / name, searcher=Counting())
+        study.run(train, scheduler=rule, engine=tw.Local(workers=0), progress=False, **{name: end})
+        least.append(min((number for number in told if number is not None), default=0))
+    assert least[1] < 0.9 * least[0]

@@ -87,6 +87,8 @@ class DeviceAllocator:
     """Its decisions; None: the policy's own."""
     final: bool = False
     """Whether the final phase before a deadline has begun: the best go on to the end, nothing new starts."""
+    final_at: float = math.inf
+    """When it is expected to begin."""
 
     def __post_init__(self) -> None:
         self.estimates.start = self.policy.start

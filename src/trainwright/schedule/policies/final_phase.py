@@ -70,8 +70,9 @@ class FinalPhase:
         short = [seconds <= _SHARE * self._whole_seconds for seconds in needed]
         choice = short.index(True) if any(short) else len(sizes) - 1
         left = allocator.seconds_left()
+        allocator.final_at = allocator.at + left - needed[choice]
         if left > needed[choice]:
-            allocator.plan_again_at(allocator.at + left - needed[choice])
+            allocator.plan_again_at(allocator.final_at)
             return
         self.size = sizes[choice]
         self.places = max(1, allocator.slots // self.size)

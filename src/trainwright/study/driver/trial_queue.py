@@ -192,6 +192,8 @@ class TrialQueue:
     def _expect_trials(self) -> None:
         """Tell the searcher for how many trials the time is, which it would know from a number of trials."""
         state, left = self.log.state, self.time_left(1)
+        # Before a deadline nothing new starts in the final phase.
+        left = min(left, max(0.0, self.allocator.device_allocator.final_at - time.monotonic()))
         if self.budget.trials is not None or math.isinf(left) or not 0 < state.results <= _FEW:
             return
         took = [trial.seconds for trial in state.trials.values() if trial.has_result and trial.seconds > 0]
