@@ -7,6 +7,7 @@ operation that first returns it (or from `watch`) until its last reference is dr
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,13 +62,17 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # what a wrapper does to its parts comes by afterwards
-        if func.namespace == "fsdp":
+        if _resizes(func):
             # Its parameters' storages have been emptied, or filled, in place.
             self._see_sizes()
         result = func(*args, **(kwargs or {}))
-        self.see(result)
+        # The usual case first: this is done for every operation.
+        if type(result) is torch.Tensor and result.layout is torch.strided:
+            self._one(result)
+        else:
+            self.see(result)
         return result
 
     @property
@@ -143,6 +148,11 @@ class StorageTracker(TorchDispatchMode):
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
             self._at_peak = dict(self._by_owner)
+
+
+@cache
+def _resizes(func: Any) -> bool:
+    return bool(func.namespace == "fsdp")
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

@@ -89,7 +89,7 @@ def subject(name, count=3):
 def _free_operations(monkeypatch):
     """Whatever can be made again costs nothing, on any machine."""
     monkeypatch.setattr(selective_options, "_REMADE_SECONDS", 0.0)
-    monkeypatch.setattr(selective_options, "_synchronised_now", lambda _: 0.0)
+    monkeypatch.setattr(selective_options.Stopwatch, "read", lambda _: 0.0)
 
 
 def trained(model, sample):

@@ -54,6 +54,7 @@ from trainwright.train.parallel.recompute.values import (
     OffloadedValue,
     SavedTensor,
     can_move,
+    detach_unseen,
     saving_nothing,
     written_error,
 )
@@ -385,7 +386,7 @@ class PlanInterpreter:
 
 def _hold_detached(slot: SavedTensor, tensor: torch.Tensor) -> None:
     # With its graph, an output that its own node holds would never go.
-    slot.hold(tensor.detach())
+    slot.hold(detach_unseen(tensor))
 
 
 def _handed_on(output: Any, given: set[int]) -> Boundary:

@@ -1,14 +1,14 @@
 """The bytes and seconds of one stage, called alone with what a model has called it with."""
 
-import time
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainwright.errors import UnsupportedModel
 from trainwright.model.trace.storages import StorageTracker
@@ -18,6 +18,7 @@ from trainwright.train.parallel.recompute.run_context import (
     set_generators,
     swapped_values,
 )
+from trainwright.train.parallel.recompute.sample_step import Stopwatch
 from trainwright.train.parallel.recompute.selective_options import OperationRecorder, SelectiveOption
 from trainwright.train.parallel.recompute.stage_arguments import snapshot
 from trainwright.train.parallel.recompute.stage_calls import StageSite, is_compiled
@@ -32,16 +33,15 @@ from trainwright.train.parallel.recompute.trees import (
 )
 from trainwright.train.parallel.recompute.values import saving_nothing
 
-__all__ = ["StageBytes", "measure_stage"]
+__all__ = ["StageBytes", "StageMeasurement", "StageRuns", "TensorShape"]
 
-_REPEATS = 2
 _RERUN_SECONDS, _SLOT_SECONDS = 2e-4, 5e-6
 """Of Python in the interpreter: for a rerun, and for each tensor that autograd saves, in its first run and again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class StageBytes:
-    """What a stage takes; sizes are as in `trainwright.model.chain.Stage`."""
+    """What a stage takes; sizes are as in `trainwright.model.chain.Stage`, seconds the least that were measured."""
 
     output_bytes: int
     gradient_bytes: int
@@ -60,6 +60,15 @@ class StageBytes:
     again_seconds: float
     """What a stage that runs again takes beyond two forwards: empty slots, random numbers and buffers kept."""
     selective: Sequence[SelectiveOption] = ()
+    timed: int = 1
+    """How often it was."""
+
+    def time_again(self, runs: "StageRuns") -> None:
+        """Time a stage that takes the same."""
+        forward_seconds, backward_seconds = runs.seconds()
+        self.forward_seconds = min(self.forward_seconds, forward_seconds)
+        self.backward_seconds = min(self.backward_seconds, backward_seconds)
+        self.timed += 1
 
     def fields(self, linked_bytes: int | None) -> dict[str, Any]:
         """Return the fields of a stage's record, by how many bytes of its output the next stage reads as they are.
@@ -84,90 +93,105 @@ class StageBytes:
         }
 
 
-def measure_stage(site: StageSite, forward: Callable[..., Any], given: Any, *, granule: int) -> StageBytes:
-    """Return what a stage takes; its buffers and the random generators stay as they are.
+class StageMeasurement:
+    """Measures a stage by one run of its own, forward and backward, and by the run that its model makes.
 
-    Raises `UnsupportedModel` for one that makes something else of the same when it runs again.
+    Buffers and the random generators stay as they are.
     """
-    leaves, spec = flatten_tree(given)
-    runs = _Runs(site, forward, granule)
 
-    def opened() -> Any:
-        """Return the arguments as leaves of a graph; caches in them as they are now."""
-        return unflatten_tree([snapshot(leaf) for leaf in leaves], spec)
+    def __init__(self, site: StageSite, forward: Callable[..., Any], given: Any, granule: int) -> None:
+        self._site, self._granule = site, granule
+        self._runs = StageRuns(site, forward, given)
+        self._recorder, self._recorder_again = OperationRecorder(granule), OperationRecorder(granule)
+        self._tracker, self._before = StorageTracker(granule_bytes=granule), 0
+        for module in site.modules:
+            self._tracker.watch([*module.parameters(), *module.buffers()], "fixed")
+        self._tracker.watch(tensors_of(given), "input")
+        with self._runs.alike():
+            self._run_with_gradients()
+        self._seconds = self._runs.seconds()
 
-    tracker = runs.tracker(given)
-    with runs.alike():
-        # A forward that saves nothing: its output, its temporaries, and what it leaves in its arguments.
-        entered = opened()
-        before = tracker.live_bytes
-        saved: list[None] = []
-        earlier = OperationRecorder(granule)
-        with earlier, tracker, saving_nothing(lambda _: saved.append(None)):
-            out = runs.call(entered)
-        made = total_bytes(_new_tensors(out, entered), granule)
-        left = max(0, tracker.live_bytes - before - made)
-        plain_temporary = max(0, tracker.peak_bytes - tracker.live_bytes)
-        first = [each.detach() for each in tensors_of(out)]
-        del out, entered
-    with runs.alike():
+    def _run_with_gradients(self) -> None:
+        tracker, granule, runs = self._tracker, self._granule, self._runs
         # A forward with gradients: what the graph holds.
-        entered = opened()
-        tracker.restart_peak()
+        entered = runs.opened()
         before = tracker.live_bytes
-        recorder = OperationRecorder(granule, earlier)
-        with recorder, tracker, saved_tensors_hooks(recorder.save, _identity):
+        with self._recorder, tracker, saved_tensors_hooks(self._recorder.save, _identity):
             result = runs.call(entered)
-        _check_same(site, first, tensors_of(result))
-        # The first run's output was alive beside all of this run, and is no part of it.
-        beside = tracker.live_bytes
-        del first
-        beside -= tracker.live_bytes
-        before -= beside
-        grown = max(0, tracker.live_bytes - before)
-        temporary = max(0, tracker.peak_bytes - beside - before - grown)
-        outputs = {storage_key(each) for each in tensors_of(result)}
+        self._grown = max(0, tracker.live_bytes - before)
+        self._temporary = max(0, tracker.peak_bytes - before - self._grown)
+        # Copies that nobody counts, to be compared with what another run makes.
+        self._first = [each.detach().clone() for each in tensors_of(result)]
+        self._outputs = {storage_key(each) for each in tensors_of(result)}
         ends = [each for each in _new_tensors(result, entered) if each.requires_grad]
-        gradient_bytes = sum(_alone_bytes(each, granule) for each in ends)
+        self._gradient_bytes = sum(_alone_bytes(each, granule) for each in ends)
         edges, seeds = [get_gradient_edge(each) for each in ends], [_gradient_seed(each) for each in ends]
         del result
         ends.clear()
-        graph = max(0, tracker.live_bytes - before)
-        backward_temporary = 0
+        self._graph = max(0, tracker.live_bytes - before)
+        self._backward_temporary = 0
         if edges:
             # The backward: its peak above what is alive at its start, without the gradients that the chain counts by
             # itself. Those that arrive become tensors when the walk begins: they are not among the live bytes yet.
-            start, own = tracker.live_bytes + gradient_bytes, runs.gradient_bytes()
+            start, own = tracker.live_bytes + self._gradient_bytes, self._own_gradient_bytes()
             tracker.restart_peak()
             with tracker:
                 torch.autograd.backward(edges, seeds)
-            own = runs.gradient_bytes() - own
-            backward_temporary = tracker.peak_bytes - start - own
+            own = self._own_gradient_bytes() - own
+            self._backward_temporary = tracker.peak_bytes - start - own
         runs.forget_gradients()
-        del entered, edges, seeds
-    forward_seconds, backward_seconds = runs.seconds(opened)
-    return StageBytes(
-        output_bytes=made,
-        gradient_bytes=gradient_bytes,
-        graph_bytes=max(0, graph - left),
-        saved_bytes=max(grown - left, made),
-        left_bytes=left,
-        forward_temporary_bytes=temporary,
-        no_grad_forward_temporary_bytes=plain_temporary,
-        backward_temporary_bytes=backward_temporary,
-        forward_seconds=forward_seconds,
-        backward_seconds=backward_seconds,
-        again_seconds=_RERUN_SECONDS + len(saved) * _SLOT_SECONDS,
-        selective=recorder.options(outputs, forward_seconds) if _is_eager(site) else (),
-    )
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the forward that the model makes."""
+        self._tracker.restart_peak()
+        self._before = self._tracker.live_bytes
+        with self._recorder_again, self._tracker:
+            yield
+
+    def finish(self, given: Any, output: Any) -> StageBytes:
+        """Return what the stage takes, by what that forward was given and has made.
+
+        Raises `UnsupportedModel` for a stage that makes something else of the same when it runs again.
+        """
+        tracker = self._tracker
+        _check_same(self._site, self._first, tensors_of(output))
+        self._first.clear()
+        # What it leaves in its arguments, and its temporaries.
+        made = total_bytes(_new_tensors(output, given), self._granule)
+        left = max(0, tracker.live_bytes - self._before - made)
+        no_grad_temporary = max(0, tracker.peak_bytes - tracker.live_bytes)
+        forward_seconds, backward_seconds = self._seconds
+        selective = self._recorder.options(self._outputs, forward_seconds, self._recorder_again)
+        return StageBytes(
+            output_bytes=made,
+            gradient_bytes=self._gradient_bytes,
+            graph_bytes=max(0, self._graph - left),
+            saved_bytes=max(self._grown - left, made),
+            left_bytes=left,
+            forward_temporary_bytes=self._temporary,
+            no_grad_forward_temporary_bytes=no_grad_temporary,
+            backward_temporary_bytes=self._backward_temporary,
+            forward_seconds=forward_seconds,
+            backward_seconds=backward_seconds,
+            again_seconds=_RERUN_SECONDS + self._recorder.saved * _SLOT_SECONDS,
+            selective=selective if _is_eager(self._site) else (),
+        )
+
+    def _own_gradient_bytes(self) -> int:
+        """Return what the gradients of the stage's parameters take."""
+        found = (each.grad for each in self._runs.parameters if each.grad is not None)
+        return total_bytes(found, self._granule)
 
 
-class _Runs:
-    """Runs of a stage, each from the same state."""
+class StageRuns:
+    """Runs of a stage on what it was given, each from the same state."""
 
-    def __init__(self, site: StageSite, forward: Callable[..., Any], granule: int) -> None:
-        self._modules, self._forward, self._granule = site.modules, forward, granule
+    def __init__(self, site: StageSite, forward: Callable[..., Any], given: Any) -> None:
+        self._forward = forward
+        self._leaves, self._spec = flatten_tree(given)
         self._states = read_generators()
+        self.parameters = [each for module in site.modules for each in module.parameters()]
         self._places = [
             (module, name)
             for each in site.modules
@@ -176,13 +200,9 @@ class _Runs:
             if buffer is not None
         ]
 
-    def tracker(self, given: Any) -> StorageTracker:
-        """Return a tracker to which the stage's own tensors and its input are known."""
-        tracker = StorageTracker(granule_bytes=self._granule)
-        for module in self._modules:
-            tracker.watch([*module.parameters(), *module.buffers()], "fixed")
-        tracker.watch(tensors_of(given), "input")
-        return tracker
+    def opened(self) -> Any:
+        """Return the arguments as leaves of a graph; caches in them as they are now."""
+        return unflatten_tree([snapshot(leaf) for leaf in self._leaves], self._spec)
 
     def call(self, given: Any) -> Any:
         """Run the forward."""
@@ -203,34 +223,40 @@ class _Runs:
             finally:
                 set_generators(self._states)
 
-    def seconds(self, opened: Callable[[], Any]) -> tuple[float, float]:
-        """Return the least seconds of a forward and of a backward."""
-        forwards, backwards = [], []
-        for _ in range(_REPEATS):
-            with self.alike():
-                entered = opened()
-                started = _synchronised_now(entered)
-                result = self.call(entered)
-                forwards.append(_synchronised_now(entered) - started)
-                ends = [each for each in _new_tensors(result, entered) if each.requires_grad]
-                if ends:
-                    deltas = [torch.ones_like(each) for each in ends]
-                    started = _synchronised_now(entered)
-                    torch.autograd.backward(ends, deltas)
-                    backwards.append(_synchronised_now(entered) - started)
-                self.forget_gradients()
-        return min(forwards), min(backwards, default=0.0)
-
-    def gradient_bytes(self) -> int:
-        """Return what the gradients of the stage's parameters take."""
-        found = (each.grad for module in self._modules for each in module.parameters() if each.grad is not None)
-        return total_bytes(found, self._granule)
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds of a forward and of a backward."""
+        with self.alike(), _collector_paused():
+            entered = self.opened()
+            tensors = tensors_of(entered)
+            watch = Stopwatch(tensors)
+            result = self.call(entered)
+            forward = watch.read()
+            ends = [each for each in _new_tensors(result, entered) if each.requires_grad]
+            backward = 0.0
+            if ends:
+                deltas = [torch.ones_like(each) for each in ends]
+                watch = Stopwatch(tensors)
+                torch.autograd.backward(ends, deltas)
+                backward = watch.read()
+        self.forget_gradients()
+        return forward, backward
 
     def forget_gradients(self) -> None:
         """Let gradients of parameters go: the next run makes its own."""
-        for module in self._modules:
-            for parameter in module.parameters():
-                parameter.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Let no garbage be collected: that would count as the stage's seconds."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:
@@ -277,21 +303,34 @@ def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
 
     That goes when the first to read it is done, as one from the next stage does: nobody outside holds it.
     """
-    edge, alike = get_gradient_edge(end), partial(torch.ones_like, torch.empty_like(end, device="meta"))
-    device, place = end.device, edge.output_nr
+    edge, alike = get_gradient_edge(end), TensorShape.of(end)
+    place = edge.output_nr
 
     def arrive(gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         # Strides of 0 alone: still the one number. Others: a gradient that autograd has summed already.
         whole = gradients[place]
-        return (*gradients[:place], whole if any(whole.stride()) else alike(device=device), *gradients[place + 1 :])
+        return (*gradients[:place], whole if any(whole.stride()) else alike.filled(1), *gradients[place + 1 :])
 
     edge.node.register_prehook(arrive)
-    return torch.ones((), dtype=end.dtype, device=device).expand_as(end)
+    return torch.ones((), dtype=end.dtype, device=end.device).expand_as(end)
 
 
-def _synchronised_now(value: Any) -> float:
-    for tensor in tensors_of(value):
-        if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
-            break
-    return time.perf_counter()
+class TensorShape(NamedTuple):
+    """A tensor without its bytes."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "TensorShape":
+        """Return that of one like a tensor, without holes."""
+        with _disable_current_modes():
+            like = torch.empty_like(tensor, device="meta")
+        return cls(like.size(), like.stride(), tensor.dtype, tensor.device)
+
+    def filled(self, number: int) -> torch.Tensor:
+        """Return a tensor of one number."""
+        made = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+        return made.fill_(number)

@@ -1,8 +1,8 @@
 """What a forward may leave behind in modules and random generators, put back after a trial step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from torch import nn
 
@@ -10,43 +10,46 @@ from trainwright.train.parallel.recompute.run_context import read_generators, se
 
 __all__ = ["as_before"]
 
-_MISSING: Final = object()
-
 
 @contextmanager
 def as_before(module: nn.Module) -> Iterator[None]:
     """Put attributes of modules and random generators back at the end."""
-    # Attributes are compared by identity, and containers by their content too.
-    held = [(vars(each), _copy_attributes(vars(each))) for each in module.modules()]
+    held = [_Attributes(vars(each)) for each in module.modules()]
     states = read_generators()
-
     try:
         yield
     finally:
-        for own, before in held:
-            if _differs(own, before):
-                _restore(own, before)
+        for each in held:
+            each.put_back()
         set_generators(states)
 
 
-_Attributes = dict[str, tuple[Any, Any]]
-"""By the name of an attribute, what it is, and a copy of what it contains."""
+class _Attributes:
+    """The attributes of a module, compared by identity, and containers by their content too."""
 
+    __slots__ = ("_before", "_contents", "_own")
 
-def _copy_attributes(attributes: Mapping[str, Any]) -> _Attributes:
-    return {
-        name: (value, value.copy() if isinstance(value, list | dict | set) else None)
-        for name, value in attributes.items()
-    }
+    def __init__(self, own: dict[str, Any]) -> None:
+        self._own, self._before = own, own.copy()
+        # Most are empty, as those of hooks: nothing is made for these.
+        self._contents = {
+            name: value.copy() for name, value in own.items() if isinstance(value, list | dict | set) and value
+        }
 
-
-def _differs(attributes: Mapping[str, Any], before: _Attributes) -> bool:
-    if any(name not in before for name in attributes):
-        return True
-    return any(
-        attributes.get(name, _MISSING) is not value or (content is not None and not _same_content(value, content))
-        for name, (value, content) in before.items()
-    )
+    def put_back(self) -> None:
+        """Put back what is another now."""
+        own, before = self._own, self._before
+        if own.keys() != before.keys() or any(own[name] is not value for name, value in before.items()):
+            own.clear()
+            own.update(before)
+        # In place, since others may refer to the same container.
+        for name, value in before.items():
+            if isinstance(value, list | dict | set):
+                content = self._contents.get(name)
+                if content is None:
+                    value.clear()
+                elif not _same_content(value, content):
+                    _fill(value, content)
 
 
 def _same_content(one: Any, other: Any) -> bool:
@@ -59,15 +62,9 @@ def _same_content(one: Any, other: Any) -> bool:
     return all(a is b or (isinstance(one, dict) and a[0] is b[0] and a[1] is b[1]) for a, b in pairs)
 
 
-def _restore(attributes: dict[str, Any], before: _Attributes) -> None:
-    for name in [*attributes]:
-        if name not in before:
-            del attributes[name]
-    for name, (value, content) in before.items():
-        attributes[name] = value
-        # In place, since others may refer to the same container.
-        if isinstance(value, list):
-            value[:] = content
-        elif content is not None:
-            value.clear()
-            value.update(content)
+def _fill(container: Any, content: Any) -> None:
+    if isinstance(container, list):
+        container[:] = content
+    else:
+        container.clear()
+        container.update(content)

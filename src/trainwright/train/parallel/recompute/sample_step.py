@@ -1,8 +1,12 @@
-"""One training step with a sample: its peak of live storages, what it leaves behind, and the model as it was."""
+"""One training step with a sample: its peak of live storages, its seconds, and the model as it was afterwards."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +18,17 @@ from trainwright.train.parallel.recompute.module_state import as_before
 from trainwright.train.parallel.recompute.run_context import Autocast, swapped_values
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of
 
-__all__ = ["Call", "as_call", "call_with", "loss_of", "plain_peak", "restored_after", "tracked_peak", "train_once"]
+__all__ = [
+    "Call",
+    "Stopwatch",
+    "as_call",
+    "call_with",
+    "loss_of",
+    "plain_peak",
+    "restored_after",
+    "tracked_peak",
+    "train_once",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,44 @@ def loss_of(result: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Te
     # The gradient that arrives is to be a tensor of its own, not a number seen as one.
     ends = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(result) if t.requires_grad]
     return sum((t * 1).sum() for t in ends)  # type: ignore[return-value]  # something is trained
+
+
+class Stopwatch:
+    """Seconds of work on some tensors, without those in which other processes had this thread's processor.
+
+    A thread that is put off for one slice of time would make a block look dearer than it is, and the plan worse.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._device = next((each.device for each in tensors if each.is_cuda), None)
+        self._synchronise()
+        self._waited = _waited_seconds()
+        self._started = time.perf_counter()
+
+    def read(self) -> float:
+        """Return the seconds since it was made, with the work that is queued on the device."""
+        self._synchronise()
+        seconds = time.perf_counter() - self._started
+        return max(0.0, seconds - (_waited_seconds() - self._waited))
+
+    def _synchronise(self) -> None:
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+
+
+def _waited_seconds() -> float:
+    """Return how long this thread has been ready to run and had no processor; 0 where the system does not say."""
+    file = _schedule_file(threading.get_native_id())
+    return 0.0 if file is None else int(os.pread(file, 64, 0).split()[1]) / 1e9
+
+
+@cache
+def _schedule_file(thread: int) -> int | None:
+    """Return where Linux says how many nanoseconds a thread has waited for a processor: its second number."""
+    try:
+        return os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 @contextmanager

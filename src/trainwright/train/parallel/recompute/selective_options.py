@@ -8,10 +8,9 @@ as long as the times say so, and no kind of block needs a rule.
 """
 
 import heapq
-import time
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,8 +18,9 @@ import torch
 
 from trainwright.model.trace.storages import tensors_in
 from trainwright.train.parallel.recompute.operation_tape import OperationKind, OperationMode
+from trainwright.train.parallel.recompute.sample_step import Stopwatch
 from trainwright.train.parallel.recompute.trees import rounded_bytes, storage_key
-from trainwright.train.parallel.recompute.values import can_move
+from trainwright.train.parallel.recompute.values import can_move, detach_unseen
 
 __all__ = ["OperationRecorder", "SelectiveOption"]
 
@@ -30,8 +30,9 @@ _SMALL = 1 / 64
 """Of what a block saves: a smaller result is not worth its slot."""
 _STATE_BYTES = 5120
 """Of a generator of numbers."""
-_WATCHED_SECONDS, _REMADE_SECONDS = 1.2e-5, 3e-5
-"""Of Python: for each operation that a tape sees, views among them, and for one that is done again."""
+_WATCHED_SECONDS, _REMADE_SECONDS = 2e-5, 4e-5
+"""Of Python, between operations of a size that evicts its code from the caches: for each operation that a tape sees,
+views among them, and for one that is done again."""
 
 
 class SelectiveOption(NamedTuple):
@@ -68,32 +69,31 @@ class _Operation:
 
 
 class OperationRecorder(OperationMode):
-    """Records the operations of a forward that it is entered for; entered first, it times them without other modes.
+    """Records the operations of a forward that it is entered for; entered first, it times them without other modes."""
 
-    `earlier` has recorded the same forward before: of two times the lesser counts.
-    """
-
-    def __init__(self, granule: int, earlier: "OperationRecorder | None" = None) -> None:
+    def __init__(self, granule: int) -> None:
         super().__init__()
         self._granule = granule
-        self._earlier = [] if earlier is None else [each.seconds for each in earlier._operations]  # noqa: SLF001
+        self.saved = 0
+        """How many tensors autograd has saved."""
         self._operations: list[_Operation] = []
         self._values: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Value]] = {}
         self._outputs: set[int] = set()
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note that autograd saves a tensor, and return what it is to hold."""
+        self.saved += 1
         if can_move(tensor):
             self._value_of(tensor).saved = True
-        return tensor.detach()
+        return detach_unseen(tensor)
 
     def run(self, kind: OperationKind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Do an operation, and record it."""
         given = tensors_in((args, kwargs))
         reads = [self._value_of(each) for each in given if can_move(each)]
-        started = _synchronised_now(given)
+        watch = Stopwatch(given)
         result = func(*args, **kwargs)
-        seconds = _synchronised_now(given) - started
+        seconds = watch.read()
         written = tensors_in(kind.written(args, kwargs)) if kind.writes else []
         # What it writes must have been made here, to be made again.
         own = [self._value_of(each) if can_move(each) else None for each in written]
@@ -122,13 +122,19 @@ class OperationRecorder(OperationMode):
             return self._add_value(tensor, -1)
         return value
 
-    def options(self, outputs: Collection[int], forward_seconds: float) -> list[SelectiveOption]:
-        """Return ways to keep less and less, by a forward's seconds; storages of outputs are there in any case."""
+    def options(
+        self, outputs: Collection[int], forward_seconds: float, again: "OperationRecorder"
+    ) -> list[SelectiveOption]:
+        """Return ways to keep less and less, by a forward's seconds; storages of outputs are there in any case.
+
+        `again` has recorded the same forward once more: of two times the lesser counts.
+        """
         kept = {id(value) for key, (_, value) in self._values.items() if key in outputs}
         saved = [value for _, value in self._values.values() if value.saved and not value.written]
-        if len(self._earlier) == len(self._operations):
-            for each, seconds in zip(self._operations, self._earlier, strict=True):
-                each.seconds = min(each.seconds, seconds)
+        # The first run has cold caches.
+        if len(again._operations) == len(self._operations):
+            for each, other in zip(self._operations, again._operations, strict=True):
+                each.seconds = min(each.seconds, other.seconds)
         return _Selection(self._operations, saved, kept, forward_seconds).options(self.seen * _WATCHED_SECONDS)
 
 
@@ -140,8 +146,6 @@ class _Selection:
     ) -> None:
         self._operations = operations
         total = sum(value.size for value in saved if value.maker >= 0)
-        # One run with cold caches says how the seconds are divided, others how many they are.
-        self._scale = min(1.0, forward_seconds / max(1e-12, sum(each.seconds for each in operations)))
         self._candidates = [
             value for value in saved if value.maker >= 0 and value.size > _SMALL * total and id(value) not in outputs
         ]
@@ -185,7 +189,7 @@ class _Selection:
         return list(chosen.values())
 
     def _seconds(self, number: int) -> float:
-        return self._operations[number].seconds * self._scale + _REMADE_SECONDS
+        return self._operations[number].seconds + _REMADE_SECONDS
 
     def _needed(self, value: _Value) -> set[int] | None:
         """Return the operations that are to be done as well to make a value again; None if it cannot be."""
@@ -237,10 +241,3 @@ class _Selection:
             done |= needed
         return most + sum(self._operations[number].draws for number in self._remade) * _STATE_BYTES
 
-
-def _synchronised_now(tensors: Iterable[torch.Tensor]) -> float:
-    for tensor in tensors:
-        if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
-            break
-    return time.perf_counter()

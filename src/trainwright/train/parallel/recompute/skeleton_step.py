@@ -5,8 +5,8 @@ shapes out of zeros. What the step holds and frees is then what lies between the
 layers that are in no stage, the loss. So no more is alive than a plan of least memory needs.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainwright.errors import UnsupportedModel
 from trainwright.model.trace.storages import StorageTracker
-from trainwright.train.parallel.recompute.measured_stage import StageBytes, measure_stage
-from trainwright.train.parallel.recompute.sample_step import Call, loss_of
+from trainwright.train.parallel.recompute.measured_stage import StageBytes, StageMeasurement, StageRuns, TensorShape
+from trainwright.train.parallel.recompute.sample_step import Call, Stopwatch, loss_of
 from trainwright.train.parallel.recompute.stage_arguments import links_of
 from trainwright.train.parallel.recompute.stage_calls import StageSite, stage_calls, stage_sites
 from trainwright.train.parallel.recompute.trees import (
@@ -32,6 +32,8 @@ from trainwright.train.parallel.recompute.values import can_move, saving_nothing
 
 __all__ = ["MeasuredCall", "SkeletonStep", "StagesChangedError"]
 
+_REPEATS = 2
+"""How often stages that take the same are timed at most: the first when it is measured, others when they are called."""
 _REFUSED = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError)
 """What a model raises that does not take a sample."""
 
@@ -87,9 +89,9 @@ class SkeletonStep:
         self._unfit, self._known = unfit, known
         self._tracker = StorageTracker(granule_bytes=granule)
         self._below: list[torch.Tensor | None] = []
-        self._seen: set[nn.Parameter] = set()
+        self._awaited = [each for each in model.parameters() if each.requires_grad]
         self._base_bytes = self._left_bytes = 0
-        self._left_at = self._backward_at = 0.0
+        self._loss_watch = Stopwatch(())
 
     def run(self, call: Call, loss: Callable[[Any], torch.Tensor] | None) -> None:
         """Run the model forward and backward; raise UnsupportedModel where it fails."""
@@ -119,10 +121,10 @@ class SkeletonStep:
         """Run the loss, and the backward of all that is in no stage; as in training, nobody holds the result."""
         self._below = []
         end = loss_of(results.pop(), loss)
-        self._backward_at = time.perf_counter()
+        self.loss_seconds = self._loss_watch.read(), 0.0
         self.loss_bytes, self.loss_peak_bytes = self._live_bytes(), self._peak_bytes()
-        self.loss_seconds = (self._backward_at - self._left_at, 0.0)
         self._tracker.restart_peak()
+        self._loss_watch = Stopwatch([end])
         end.backward()
         self.end_peak_bytes, self.end_gradients = self._peak_bytes(), self._new_gradients()
 
@@ -156,7 +158,7 @@ class SkeletonStep:
         # The caller still has what it has called the stage with, though it goes when the stage returns.
         self._tracker.restart_peak()
         self._tracker.peak_bytes -= linked_bytes
-        self._left_at = time.perf_counter()
+        self._loss_watch = Stopwatch(given)
         return output
 
     def _measure(
@@ -166,15 +168,18 @@ class SkeletonStep:
         given = tensors_of((args, kwargs))
         versions = [each._version for each in given]  # noqa: SLF001  counts the writes to a tensor
         before, reason = torch.get_rng_state(), ""
+        measured: StageMeasurement | None = None
         try:
             if kind not in self._known:
-                self._known[kind] = measure_stage(site, forward, (args, kwargs), granule=self.granule)
+                measured = StageMeasurement(site, forward, (args, kwargs), self.granule)
+            elif self._known[kind].timed < _REPEATS:
+                self._known[kind].time_again(StageRuns(site, forward, (args, kwargs)))
         except (*_REFUSED, UnsupportedModel) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error)
         try:
-            with saving_nothing():
+            with measured.watched() if measured else nullcontext(), saving_nothing():
                 output = forward(*args, **kwargs)
         except _REFUSED as error:
             if isinstance(error, torch.OutOfMemoryError | UnsupportedModel):
@@ -184,6 +189,11 @@ class SkeletonStep:
                 f"sample: stage {len(self.calls) + 1} ({site.name}) refuses what the sample makes there (shapes "
                 f"{shapes}): {error}; allowed: a sample that the model takes"
             ) from error
+        if measured is not None:
+            try:
+                self._known[kind] = measured.finish((args, kwargs), output)
+            except UnsupportedModel as error:
+                reason = str(error)
         if any(each._version != version for each, version in zip(given, versions, strict=True)):  # noqa: SLF001
             reason = "it writes to what it is given"
         elif storage_keys(output) <= storage_keys(given):
@@ -226,7 +236,7 @@ class SkeletonStep:
         call.backward_bytes, call.backward_peak_bytes = self._live_bytes() - arrived, self._peak_bytes()
         call.gradients = self._new_gradients()
         if call is self.calls[-1]:
-            self.loss_seconds = self.loss_seconds[0], time.perf_counter() - self._backward_at
+            self.loss_seconds = self.loss_seconds[0], self._loss_watch.read()
 
     def leave(self, gradients: Iterable[torch.Tensor]) -> None:
         """Begin to look for the most until the next stage's backward: what has arrived goes now."""
@@ -234,8 +244,8 @@ class SkeletonStep:
         self._tracker.peak_bytes -= total_bytes(gradients, self.granule)
 
     def _new_gradients(self) -> list[nn.Parameter]:
-        found = [each for each in self.model.parameters() if each.grad is not None and each not in self._seen]
-        self._seen.update(found)
+        found = [each for each in self._awaited if each.grad is not None]
+        self._awaited = [each for each in self._awaited if each.grad is None]
         return found
 
     def _live_bytes(self) -> int:
@@ -255,10 +265,7 @@ class _StandIn(torch.autograd.Function):
     ) -> Any:
         """Hand out what is made."""
         ctx.step, ctx.call = step, call
-        # Without bytes, which nobody is to count.
-        with _disable_current_modes():
-            ctx.like = [torch.empty_like(each, device="meta") for each in wanted]
-        ctx.devices = [each.device for each in wanted]
+        ctx.shapes = [TensorShape.of(each) for each in wanted]
         ctx.set_materialize_grads(False)
         return tuple(made)
 
@@ -267,7 +274,7 @@ class _StandIn(torch.autograd.Function):
         """Return gradients of nothing."""
         arrived = [each for each in gradients if each is not None]
         ctx.step.arrive(ctx.call, arrived)
-        made = [torch.zeros_like(each, device=place) for each, place in zip(ctx.like, ctx.devices, strict=True)]
+        made = [each.filled(0) for each in ctx.shapes]
         ctx.step.leave(arrived)
         return (None, None, None, *made)
 
