@@ -90,6 +90,9 @@ class PlanInterpreter:
         # The stages whose output somebody will read again: a rerun, a graph that has borrowed it, or a copy.
         self.read_again = {stage - 1 for stage in self.reruns | self.lent}
         self.read_again |= {act.stage for act in self.script.acts if isinstance(act, Release)}
+        # What is only kept is left to the model: it is not called through here.
+        self.idle = frozenset() if self.copying else self.script.idle
+        self.active = tuple(dict.fromkeys(name for at, name in enumerate(names, start=1) if at not in self.idle))
         self._parts: dict[str, StageParts] = {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,7 +118,7 @@ class PlanInterpreter:
 
     def _parts_of(self, model: nn.Module) -> dict[str, StageParts]:
         """Return what is known of each stage, anew where a model has other modules than before."""
-        for name, site in stage_sites(model, self.names).items():
+        for name, site in stage_sites(model, self.active).items():
             known = self._parts.get(name)
             if known is None or known.modules != site.modules or known.site.owner is not site.owner:
                 self._parts[name] = StageParts(model, site)
@@ -134,10 +137,13 @@ class PlanInterpreter:
         number = next((each for each in later if self.names[each - 1] == site.name), None)
         if number is None:
             return forward(*args, **kwargs)
+        before, step.number = step.number, number
+        if number in self.idle:
+            return forward(*args, **kwargs)
         place = self.script.firsts[number]
         self._go_on(step, place)
-        step.done, left_out = place + 1, number != step.number + 1
-        step.number = number
+        step.done = place + 1
+        left_out = any(each not in self.idle for each in range(before + 1, number))
         output = self._run_first(step, place, forward, args, kwargs, left_out=left_out)
         ends = self.script.firsts.get(number + 1, self.script.turn)
         self._go_on(step, ends)

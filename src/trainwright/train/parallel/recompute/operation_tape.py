@@ -23,12 +23,13 @@ from trainwright.train.parallel.recompute.run_context import drawing_again, read
 from trainwright.train.parallel.recompute.trees import storage_key
 from trainwright.train.parallel.recompute.values import SavedTensor, can_move
 
-__all__ = ["OperationKind", "OperationMode", "OperationTape", "Remade", "remaking"]
+__all__ = ["OperationKind", "OperationMode", "OperationTape", "Remade", "is_minor", "remaking"]
 
 ReadSlot = Callable[[SavedTensor], torch.Tensor]
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit"})
 _STATISTICS, _TRAINING = slice(3, 5), 5
 """Where these have their running statistics, which they write, and whether they do."""
+_MINOR = 8
 
 
 class OperationKind(NamedTuple):
@@ -135,8 +136,9 @@ class OperationTape(OperationMode):
         result = func(*args, **kwargs)
         if repeated is not None:
             known = {} if written else {storage_key(each) for each in tensors_in((args, kwargs))}
-            for place, tensor in enumerate(tensors_in(result)):
-                if can_move(tensor) and storage_key(tensor) not in known:
+            found = tensors_in(result)
+            for place, tensor in enumerate(found):
+                if can_move(tensor) and storage_key(tensor) not in known and not is_minor(tensor, found):
                     made = Remade(_Result(repeated, place), None)
                     self._results[storage_key(tensor)] = weakref.ref(tensor.untyped_storage()), made
         return result
@@ -282,6 +284,11 @@ class Remade(NamedTuple):
             return made
         dtype, size, stride, offset = view
         return made.view(dtype).as_strided(size, stride, offset)
+
+
+def is_minor(tensor: torch.Tensor, results: Sequence[torch.Tensor]) -> bool:
+    """Return whether a result of an operation is small beside its largest, as a norm's statistics are: these stay."""
+    return tensor.numel() * _MINOR < max(each.numel() for each in results)
 
 
 @contextlib.contextmanager

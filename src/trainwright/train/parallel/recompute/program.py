@@ -75,6 +75,21 @@ class Script:
         return once - lent_stages(acts) - {act.stage for act in acts if act.value is Value.SAVED}
 
     @cached_property
+    def idle(self) -> frozenset[int]:
+        """Those of the kept stages about which nothing is to be done, neither behind their forward nor before it ends.
+
+        Of a stage whose input goes and comes again, the stage before is none of them.
+        """
+        lent, count = lent_stages(self.acts), len(self.firsts)
+        return frozenset(
+            stage
+            for stage in self.kept
+            if stage + 1 not in lent
+            and self.firsts.get(stage + 1, self.turn) == self.firsts[stage] + 1
+            and self.until[stage] - (self.until[stage + 1] if stage < count else self.turn) == 1
+        )
+
+    @cached_property
     def graphs_only(self) -> set[int]:
         """The places of forwards with gradients whose output nobody reads: their backward is what comes next."""
         found = set()

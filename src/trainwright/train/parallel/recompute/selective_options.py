@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainwright.model.trace.storages import tensors_in
-from trainwright.train.parallel.recompute.operation_tape import OperationKind, OperationMode
+from trainwright.train.parallel.recompute.operation_tape import OperationKind, OperationMode, is_minor
 from trainwright.train.parallel.recompute.sample_step import Stopwatch
 from trainwright.train.parallel.recompute.trees import rounded_bytes, storage_key
 from trainwright.train.parallel.recompute.values import can_move, detach_unseen
@@ -30,7 +30,7 @@ _SMALL = 1 / 64
 """Of what a block saves: a smaller result is not worth its slot."""
 _STATE_BYTES = 5120
 """Of a generator of numbers."""
-_WATCHED_SECONDS, _REMADE_SECONDS = 2e-5, 4e-5
+_WATCHED_SECONDS, _REMADE_SECONDS = 1.5e-5, 4e-5
 """Of Python, between operations of a size that evicts its code from the caches: for each operation that a tape sees,
 views among them, and for one that is done again."""
 
@@ -57,6 +57,8 @@ class _Value:
     saved: bool = False
     written: bool = False
     """Something else is in the storage since."""
+    minor: bool = False
+    """It stays where its operation is done again."""
 
 
 @dataclass(slots=True)
@@ -104,9 +106,10 @@ class OperationRecorder(OperationMode):
                 value.written = True
                 self._add_value(tensor, self.number)
         known = {storage_key(each) for each in given}
-        for tensor in tensors_in(result):
+        made = tensors_in(result)
+        for tensor in made:
             if can_move(tensor) and storage_key(tensor) not in known:
-                self._add_value(tensor, self.number)
+                self._add_value(tensor, self.number).minor = is_minor(tensor, made)
         return result
 
     def _add_value(self, tensor: torch.Tensor, maker: int) -> _Value:
@@ -147,7 +150,9 @@ class _Selection:
         self._operations = operations
         total = sum(value.size for value in saved if value.maker >= 0)
         self._candidates = [
-            value for value in saved if value.maker >= 0 and value.size > _SMALL * total and id(value) not in outputs
+            value
+            for value in saved
+            if value.maker >= 0 and not value.minor and value.size > _SMALL * total and id(value) not in outputs
         ]
         # Running the whole block again would free all of it.
         self._dearest = forward_seconds / max(total, 1)
