@@ -78,8 +78,8 @@ def fit(
     chain = agree(replace(own, fixed={**own.fixed, **fixed_bytes(sharded or model)}))
     budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
     elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
-    # What a search gains is a share of a step, which it is not to outlast.
-    settings.setdefault("search_seconds", chain.plain_seconds)
+    # What a search gains is a share of a step: two searches are not to outlast one.
+    settings.setdefault("search_seconds", chain.plain_seconds / 2)
     for _ in range(_TRIES):
         plan = plan_chain(chain, budget=budget_bytes, **settings)
         module = apply(model, plan)

@@ -15,6 +15,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class PlanInterpreter:
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a model's forward."""
         tensors = tensors_of((args, kwargs))
-        device = next((each.device for each in (*model.parameters(), *tensors)), torch.device("cpu"))
+        device = next((each.device for each in chain(model.parameters(), tensors)), torch.device("cpu"))
         step = StepStore(
             self._parts_of(model),
             Autocast.now(),

@@ -19,7 +19,7 @@ from trainwright.train.parallel.recompute.run_context import (
     swapped_values,
 )
 from trainwright.train.parallel.recompute.sample_step import Stopwatch
-from trainwright.train.parallel.recompute.selective_options import OperationRecorder, SelectiveOption
+from trainwright.train.parallel.recompute.selective_options import SLOT_SECONDS, OperationRecorder, SelectiveOption
 from trainwright.train.parallel.recompute.stage_arguments import snapshot
 from trainwright.train.parallel.recompute.stage_calls import StageSite, is_compiled
 from trainwright.train.parallel.recompute.trees import (
@@ -35,8 +35,8 @@ from trainwright.train.parallel.recompute.values import saving_nothing
 
 __all__ = ["StageBytes", "StageMeasurement", "StageRuns", "TensorShape"]
 
-_RERUN_SECONDS, _SLOT_SECONDS = 2e-4, 5e-6
-"""Of Python in the interpreter: for a rerun, and for each tensor that autograd saves, in its first run and again."""
+_RERUN_SECONDS = 2e-4
+"""Of Python in the interpreter, for a rerun."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -174,7 +174,7 @@ class StageMeasurement:
             backward_temporary_bytes=self._backward_temporary,
             forward_seconds=forward_seconds,
             backward_seconds=backward_seconds,
-            again_seconds=_RERUN_SECONDS + self._recorder.saved * _SLOT_SECONDS,
+            again_seconds=_RERUN_SECONDS + self._recorder.saved * SLOT_SECONDS,
             selective=selective if _is_eager(self._site) else (),
         )
 

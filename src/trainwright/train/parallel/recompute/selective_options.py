@@ -22,7 +22,7 @@ from trainwright.train.parallel.recompute.sample_step import Stopwatch
 from trainwright.train.parallel.recompute.trees import rounded_bytes, storage_key
 from trainwright.train.parallel.recompute.values import can_move, detach_unseen
 
-__all__ = ["OperationRecorder", "SelectiveOption"]
+__all__ = ["SLOT_SECONDS", "OperationRecorder", "SelectiveOption"]
 
 _OPTIONS = 4
 """Of a block at most."""
@@ -30,9 +30,9 @@ _SMALL = 1 / 64
 """Of what a block saves: a smaller result is not worth its slot."""
 _STATE_BYTES = 5120
 """Of a generator of numbers."""
-_WATCHED_SECONDS, _REMADE_SECONDS = 1.5e-5, 4e-5
-"""Of Python, between operations of a size that evicts its code from the caches: for each operation that a tape sees,
-views among them, and for one that is done again."""
+SLOT_SECONDS, _WATCHED_SECONDS, _REMADE_SECONDS, _STAGE_SECONDS = 5e-6, 1.5e-5, 4e-5, 1e-4
+"""Of Python, between operations of a size that evicts its code from the caches: for each tensor that autograd saves, each
+time; for each operation that a tape sees, views among them; for one that is done again; and for the stage."""
 
 
 class SelectiveOption(NamedTuple):
@@ -138,7 +138,9 @@ class OperationRecorder(OperationMode):
         if len(again._operations) == len(self._operations):
             for each, other in zip(self._operations, again._operations, strict=True):
                 each.seconds = min(each.seconds, other.seconds)
-        return _Selection(self._operations, saved, kept, forward_seconds).options(self.seen * _WATCHED_SECONDS)
+        slots = self.saved * SLOT_SECONDS
+        watched = _STAGE_SECONDS + self.seen * _WATCHED_SECONDS + slots
+        return _Selection(self._operations, saved, kept, forward_seconds).options(watched, slots)
 
 
 class _Selection:
@@ -159,11 +161,14 @@ class _Selection:
         self._dropped: set[int] = set()
         self._remade: set[int] = set()
 
-    def options(self, watched_seconds: float) -> list[SelectiveOption]:
-        """Return at most so many of the selections, of about equal steps in bytes; a tape takes so long in each."""
+    def options(self, watched_seconds: float, slots_seconds: float) -> list[SelectiveOption]:
+        """Return at most so many of the selections, of about equal steps in bytes.
+
+        A tape takes so long in each forward, and what it has put in slots in each backward.
+        """
         found: list[SelectiveOption] = []
         heap = [(0.0, place, value) for place, value in enumerate(self._candidates)]
-        freed, seconds = 0, 0.0
+        freed, seconds = 0, slots_seconds
         while heap:
             _, place, value = heapq.heappop(heap)
             more = self._needed(value)
@@ -245,4 +250,3 @@ class _Selection:
                         live -= each.size
             done |= needed
         return most + sum(self._operations[number].draws for number in self._remade) * _STATE_BYTES
-

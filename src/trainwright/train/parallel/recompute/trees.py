@@ -132,7 +132,9 @@ def _make_record(record: _Record, values: list[Any]) -> Any:
 
 def granule_of(model: nn.Module) -> int:
     """Return what the allocator of the model's device rounds a storage up to."""
-    return _CUDA_GRANULE if any(each.is_cuda for each in model.parameters()) else _CPU_GRANULE
+    # Asked for at every step: one parameter tells.
+    first = next(model.parameters(), None)
+    return _CUDA_GRANULE if first is not None and first.is_cuda else _CPU_GRANULE
 
 
 def storage_keys(tree: Any) -> set[int]:

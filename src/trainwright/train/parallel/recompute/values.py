@@ -195,11 +195,7 @@ def detach_unseen(tensor: torch.Tensor) -> torch.Tensor:
 
 def can_move(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is its storage, seen in strides."""
-    return (
-        tensor.layout == torch.strided
-        and type(tensor) in _PLAIN
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
+    return tensor.layout == torch.strided and type(tensor) in _PLAIN and not (tensor.is_conj() or tensor.is_neg())
 
 
 def saving_nothing(note: Callable[[torch.Tensor], object] = lambda _: None) -> saved_tensors_hooks:
