@@ -10,6 +10,7 @@ from memory_operations import backward, delete, forward_all, forward_drop, forwa
 from trainwright.errors import ChainError, UnsupportedModel
 from trainwright.plan.memory.operations import Value
 from trainwright.train.parallel.recompute.entry import carry_out
+from trainwright.train.parallel.recompute.interpreter import PlanInterpreter
 from trainwright.train.parallel.recompute.stage_calls import find_stages, stage_calls, stage_sites
 
 
@@ -358,3 +359,14 @@ class TestRefusals:
         for plan, error in ((keep_all, RuntimeError), (keep_outputs, UnsupportedModel)):
             with pytest.raises(error, match=r"in-?place| in place"):
                 carry_out(model, find_stages(model), plan(2))(torch.randn(3, 4)).sum().backward()
+
+
+def test_stages_that_are_only_kept_are_left_to_the_model():
+    acts = (
+        *(forward_all(1), forward_keep(2), forward_all(3)),
+        *(backward(3), delete(Value.OUTPUT, 2), forward_all(2), backward(2), backward(1)),
+    )
+    assert PlanInterpreter(("a", "b", "c"), acts).active == ("b",)
+    # One that has its input dropped meanwhile, or after whose forward something goes, is not only kept.
+    acts = (*(forward_keep(1), forward_all(2), delete(Value.OUTPUT, 1)), *(backward(2), forward_all(1), backward(1)))
+    assert PlanInterpreter(("a", "b"), acts).active == ("a", "b")

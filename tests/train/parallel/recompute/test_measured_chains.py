@@ -1,5 +1,7 @@
 """No model that is measured makes a chain that is refused, and the same fit is not refused now and then."""
 
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,8 @@ from torch import nn
 from trainwright import memory
 from trainwright.errors import BudgetExceeded
 from trainwright.memory import load_chain
-from trainwright.train.parallel.recompute import fitting
+from trainwright.train.parallel.recompute import fitting, measured_stage
+from trainwright.train.parallel.recompute.sample_step import Stopwatch
 
 
 class Several(nn.Module):
@@ -88,3 +91,17 @@ def test_fifty_fits_agree(budget):
     for _ in range(50):
         model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(8)))
         assert memory.fit(model, torch.randn(512, 32), budget=budget).plan.peak_bytes <= budget
+
+
+def test_a_stopwatch_counts_what_the_thread_waits_for_but_a_processor():
+    watch = Stopwatch(())
+    time.sleep(0.05)
+    assert 0.045 <= watch.read() < 1
+
+
+def test_equal_blocks_are_measured_once_and_timed_twice(monkeypatch):
+    runs = []
+    monkeypatch.setattr(measured_stage.StageRuns, "seconds", lambda _: runs.append(1) or (len(runs), 1.0))
+    chain = load_chain(net(), torch.randn(256, 8, requires_grad=True))
+    assert len(runs) == 2
+    assert {stage.forward_seconds for stage in chain.stages} == {1}

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainwright import memory
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
@@ -203,3 +204,24 @@ def test_what_is_read_before_a_write_is_made_before_it():
         source.mul_(10)
     with remaking():
         assert torch.equal(slot.held.tensor(lambda given: given.held), torch.arange(4.0) + 1)
+
+
+class Counts(TorchDispatchMode):
+    """Counts batch norms, forward."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.native_batch_norm.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_operation_is_done_again_once_though_its_node_reads_its_small_results_too():
+    """A norm whose result is written in place: the mean and the variance that its backward reads have stayed."""
+    model, sample = subject("image", 1)
+    chain = chain_of(model, sample)
+    planned = memory.apply(model, plan_by(chain, len(chain.stages[0].options), again=False))
+    with Counts() as counts:
+        planned(sample).square().sum().backward()
+    norms = sum(isinstance(each, nn.BatchNorm2d) for each in model.modules())
+    assert norms < counts.count <= 2 * norms

@@ -31,7 +31,6 @@ from trainwright.train.parallel.recompute.trees import (
     total_bytes,
     unflatten_tree,
 )
-from trainwright.train.parallel.recompute.values import saving_nothing
 
 __all__ = ["StageBytes", "StageMeasurement", "StageRuns", "TensorShape"]
 

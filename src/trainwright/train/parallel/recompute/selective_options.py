@@ -31,8 +31,8 @@ _SMALL = 1 / 64
 _STATE_BYTES = 5120
 """Of a generator of numbers."""
 SLOT_SECONDS, _WATCHED_SECONDS, _REMADE_SECONDS, _STAGE_SECONDS = 5e-6, 1.5e-5, 4e-5, 1e-4
-"""Of Python, between operations of a size that evicts its code from the caches: for each tensor that autograd saves, each
-time; for each operation that a tape sees, views among them; for one that is done again; and for the stage."""
+"""Of Python, between operations of a size that evicts its code from the caches: for each tensor that autograd saves,
+each time; for each operation that a tape sees, views among them; for one that is done again; and for the stage."""
 
 
 class SelectiveOption(NamedTuple):
@@ -78,7 +78,7 @@ class OperationRecorder(OperationMode):
         self._granule = granule
         self.saved = 0
         """How many tensors autograd has saved."""
-        self._operations: list[_Operation] = []
+        self.operations: list[_Operation] = []
         self._values: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Value]] = {}
         self._outputs: set[int] = set()
 
@@ -100,7 +100,7 @@ class OperationRecorder(OperationMode):
         # What it writes must have been made here, to be made again.
         own = [self._value_of(each) if can_move(each) else None for each in written]
         repeatable = kind.repeatable and len(reads) == len(given) and all(each and each.maker >= 0 for each in own)
-        self._operations.append(_Operation(repeatable, kind.draws, seconds, reads))
+        self.operations.append(_Operation(repeatable, kind.draws, seconds, reads))
         for value, tensor in zip(own, written, strict=True):
             if value is not None:
                 value.written = True
@@ -116,7 +116,7 @@ class OperationRecorder(OperationMode):
         value = _Value(maker, rounded_bytes(tensor, self._granule))
         self._values[storage_key(tensor)] = weakref.ref(tensor.untyped_storage()), value
         if maker >= 0:
-            self._operations[maker].makes.append(value)
+            self.operations[maker].makes.append(value)
         return value
 
     def _value_of(self, tensor: torch.Tensor) -> _Value:
@@ -135,12 +135,12 @@ class OperationRecorder(OperationMode):
         kept = {id(value) for key, (_, value) in self._values.items() if key in outputs}
         saved = [value for _, value in self._values.values() if value.saved and not value.written]
         # The first run has cold caches.
-        if len(again._operations) == len(self._operations):
-            for each, other in zip(self._operations, again._operations, strict=True):
+        if len(again.operations) == len(self.operations):
+            for each, other in zip(self.operations, again.operations, strict=True):
                 each.seconds = min(each.seconds, other.seconds)
         slots = self.saved * SLOT_SECONDS
         watched = _STAGE_SECONDS + self.seen * _WATCHED_SECONDS + slots
-        return _Selection(self._operations, saved, kept, forward_seconds).options(watched, slots)
+        return _Selection(self.operations, saved, kept, forward_seconds).options(watched, slots)
 
 
 class _Selection:
