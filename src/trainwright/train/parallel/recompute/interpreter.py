@@ -57,6 +57,7 @@ from trainwright.train.parallel.recompute.values import (
     can_move,
     detach_unseen,
     saving_nothing,
+    second_pass_error,
     written_error,
 )
 
@@ -328,7 +329,7 @@ class PlanInterpreter:
         """Return what a stage has handed on."""
         boundary = step.bare.get(number) or step.saved.get(number)
         if boundary is None:
-            raise _second_pass_error()
+            raise second_pass_error()
         return boundary
 
     @contextlib.contextmanager
@@ -383,7 +384,7 @@ class PlanInterpreter:
                 raise written_error("backward", "a value that a stage needs for it")
             return held
         if held is None:
-            raise _second_pass_error()
+            raise second_pass_error()
         if isinstance(held, Remade):
             with remaking():
                 return held.tensor(partial(self._read_slot, step, number))
@@ -442,10 +443,4 @@ def _fill_slots(left: Slots, pack: _Pack, *, where: str, stop: bool) -> Callable
 def _differs_error(where: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{where}: got another number of saved values from another run; allowed: stages that always do the same"
-    )
-
-
-def _second_pass_error() -> UnsupportedModel:
-    return UnsupportedModel(
-        "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
     )

@@ -22,6 +22,7 @@ __all__ = [
     "detach_leaf",
     "detach_unseen",
     "saving_nothing",
+    "second_pass_error",
     "written_error",
 ]
 
@@ -177,6 +178,13 @@ def written_error(where: str, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{where}: {what} was changed in place after it was read; allowed: stages that write no value that another has "
         "made; let the layer return a new tensor (inplace=False)"
+    )
+
+
+def second_pass_error() -> UnsupportedModel:
+    """Return the error that says that a graph was walked before."""
+    return UnsupportedModel(
+        "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
     )
 
 
