@@ -1,8 +1,9 @@
 """How far the oracle's seconds are off, each source judged by fits that have not seen what they predict.
 
-Within a source: at most ten of its runs, of some models, are fitted by `Oracle.fit`, and its other models predicted.
-Across sources: presets are calibrated by all other families of sources, one factor a constant for all machines, and a
-source is predicted by its preset alone. Beside both stand constant seconds and a constant share of the peak (MFU).
+Presets are calibrated by all other families of sources, one factor a constant for all machines. Across sources: a
+source is predicted by this preset alone. Within a source: at most ten of its runs, of some models, are fitted by
+`Oracle.fit` from this preset on, and its other models predicted. Beside both stand constant seconds and a constant
+share of the peak (MFU).
 """
 
 import math
@@ -18,7 +19,7 @@ from trainwright.plan.fit.cost_constants import constants_of, with_constants
 from trainwright.plan.fit.fit_runs import fit_clusters, fit_runs
 from trainwright.plan.fit.measured_run import MeasuredRun, constant_seconds, peak_seconds
 
-__all__ = ["Score", "score_across", "score_within", "shared_factors"]
+__all__ = ["Score", "factors_without", "score_across", "score_within"]
 
 MOST_FITTED = 10
 _OF_THEIR_OWN = frozenset({"vTrain, one server", "ABCI, data parallel"})
@@ -55,8 +56,11 @@ class Score:
     rows: tuple[Mapping[str, object], ...] = ()
 
 
-def score_within(source: Source) -> Score | None:
-    """Return the score of the models that a fit on at most ten runs of others has not seen; None without a split."""
+def score_within(source: Source, factors: Mapping[str, float]) -> Score | None:
+    """Return the score of the models that a fit on at most ten runs of others has not seen; None without a split.
+
+    The fit starts from the preset as `factors` of other families calibrated it.
+    """
     if source.name not in SPLITS:
         return None
     some = [run for run in source.runs if SPLITS[source.name](run)]
@@ -64,32 +68,38 @@ def score_within(source: Source) -> Score | None:
     # Runs spread evenly over those that may be fitted.
     places = np.unique(np.linspace(0, len(some) - 1, min(MOST_FITTED, len(some))).round().astype(int))
     chosen = [some[place] for place in places]
-    fitted = fit_runs(source.cluster, chosen)
+    fitted = fit_runs(_calibrate_preset(source.cluster, factors), chosen)
     return _score(source.take(others), fitted.cluster, [source.take(chosen)], at_bounds=fitted.at_bounds)
 
 
-def score_across(sources: Sequence[Source]) -> list[Score]:
+def score_across(sources: Sequence[Source], factors: Mapping[str, Mapping[str, float]]) -> list[Score]:
     """Return the scores of all sources by presets that their own family has not calibrated."""
-    found = []
-    for family in dict.fromkeys(source.family for source in sources):
-        others = [source for source in sources if source.family != family]
-        factors = shared_factors([source for source in others if source.name not in _OF_THEIR_OWN])
-        found += [
-            _score(source, _calibrated(source.cluster, factors), others)
-            for source in sources
-            if source.family == family
-        ]
-    return found
+    return [
+        _score(
+            source,
+            _calibrate_preset(source.cluster, factors[source.family]),
+            [other for other in sources if other.family != source.family],
+        )
+        for source in sources
+    ]
 
 
-def shared_factors(sources: Sequence[Source]) -> dict[str, float]:
+def factors_without(sources: Sequence[Source]) -> dict[str, dict[str, float]]:
+    """Return by family the factors that presets take by all others, and by "" those by all, which presets ship with."""
+    fitted = [source for source in sources if source.name not in _OF_THEIR_OWN]
+    families = dict.fromkeys(["", *(source.family for source in fitted)])
+    known = {family: _shared_factors([one for one in fitted if one.family != family]) for family in families}
+    return {source.family: known[""] for source in sources} | known
+
+
+def _shared_factors(sources: Sequence[Source]) -> dict[str, float]:
     """Return by constant the factor that presets take by these sources."""
     chosen = [(source.cluster, source.runs[:: math.ceil(len(source.runs) / _MOST_SHARED)]) for source in sources]
     fits = fit_clusters(chosen)
     return {name: each.value / each.start for fit in fits for name, each in fit.constants.items()}
 
 
-def _calibrated(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
+def _calibrate_preset(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
     """Return a preset with its constants changed by these factors, within their ranges."""
     constants = constants_of(cluster)
     values = {

@@ -16,7 +16,7 @@ from trainwright.plan import Forecast, Layout, Oracle
 from trainwright.plan.forecast import Ranking
 from trainwright.profile import Profile
 from trainwright.train import parallelise
-from trainwright.train.parallel.dry_run import check_ranking
+from trainwright.train.parallel.dry_run import DryRun
 
 __all__ = ["FAMILIES", "distance_from_serial", "make_model", "rank_family"]
 
@@ -125,8 +125,8 @@ def rank_family(family: str, devices: int) -> Ranking:
     """Rank the plans of a family as a user would, each plan tried in a dry run."""
     model, sample = make_model(family), batch_of(0)
     profile = Profile.trace(model, sample, loss=loss_of)
-    ranking = Oracle(Cluster.preset("dgx-a100")).rank(profile, batch=SAMPLES, devices=devices)
-    return check_ranking(ranking, model, sample, loss=loss_of, runnable=len(ranking))
+    dry_run = DryRun(model, sample, loss=loss_of)
+    return Oracle(Cluster.preset("dgx-a100")).rank(profile, batch=SAMPLES, devices=devices, dry_run=dry_run)
 
 
 def distance_from_serial(family: str, plans: list[Forecast], devices: int) -> list[float | str]:

@@ -32,7 +32,7 @@ RUNS = Path(__file__).parent / "published"
 TABLES = (
     ("Megatron-LM, 1.7B to 1T", "dgx-a100", "megatron_sc21", "Megatron"),
     ("Megatron-LM, 22B to 1T", "dgx-a100", "korthikanti", "Megatron"),
-    ("torchtitan, H100", "dgx-h100", "torchtitan_h100", "torchtitan"),
+    ("torchtitan, H100", "grand-teton", "torchtitan_h100", "torchtitan"),
     ("torchtitan, H200", "dgx-h200", "torchtitan_h200", "torchtitan"),
     ("Llama 3 405B", "dgx-h100", "llama3_report", "Llama 3"),
     ("Megatron-Bridge, H100", "dgx-h100", "megatron_bridge_h100", "Megatron-Bridge"),

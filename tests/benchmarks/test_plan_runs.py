@@ -5,7 +5,7 @@ import json
 
 import pytest
 from benchmarks.plan import run as plan
-from benchmarks.plan.accuracy import SPLITS, score_across, score_within
+from benchmarks.plan.accuracy import SPLITS, factors_without, score_across, score_within
 from benchmarks.plan.peaks import CONFIGURATIONS, measure
 from benchmarks.plan.sources import TABLES, read_sources
 
@@ -42,11 +42,12 @@ def test_every_published_run_can_be_written_down(tmp_path):
 def test_scores_are_of_runs_that_were_not_fitted(tmp_path):
     """A few runs of two sources: what is predicted stands beside both baselines, with its worst case."""
     few = [source.take(source.runs[-4:]) for source in read_sources(tmp_path) if "Megatron-LM" not in source.name][:3]
-    scores = score_across(few)
+    factors = factors_without(few)
+    scores = score_across(few, factors)
     assert [score.source for score in scores] == [source.name for source in few]
     assert all(score.predicted == len(score.rows) and score.worst >= score.error > 0 for score in scores)
     small = next(source for source in read_sources(tmp_path) if source.name == "Megatron-LM, 1.7B to 1T")
-    score = score_within(small)
+    score = score_within(small, factors[""])
     assert score is not None
     assert (score.fitted, score.predicted) == (4, 6)
     assert score.error < min(score.constant_seconds, score.constant_mfu + 0.05)

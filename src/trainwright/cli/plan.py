@@ -92,6 +92,12 @@ def model(
     if tokens is not None:
         samples = speeds.samples_of(tokens)
     oracle = Oracle(machine)
+    dry_run = None
+    if sample is not None:
+        # What training sets up of a module shows in a dry run, which needs torch.
+        from trainwright.train.parallel.dry_run import DryRun
+
+        dry_run = DryRun(*read_module(model, sample), loss=read_loss(loss), enough=top)
     found = {
         number: oracle.rank(
             profile,
@@ -107,18 +113,10 @@ def model(
             recompute=recompute,
             input=read_costs(costs) if costs is not None else None,
             saving=Saving(bytes=checkpoint) if checkpoint is not None else None,
+            dry_run=dry_run,
         )
         for number in numbers
     }
-    if sample is not None:
-        # What training sets up of a module shows in a dry run, which needs torch.
-        from trainwright.train.parallel.dry_run import check_ranking
-
-        module, arguments = read_module(model, sample)
-        found = {
-            number: check_ranking(ranking, module, arguments, loss=read_loss(loss), runnable=top)
-            for number, ranking in found.items()
-        }
     state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
     trained = f"batch {batch}, {settings.precision}, {settings.optimizer}"
     print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, {trained}")

@@ -151,12 +151,12 @@ PRESETS = tuple(sorted((*_FILES, _LAPTOP)))
 # far presets err on machines and frameworks that it was not fitted to.
 _AS_PUBLISHED = frozenset({"abci-v100"})
 """Presets that stay as their publication used them."""
-_EFFICIENCY = {"linear": 0.85, "attention": 0.38, "fp8": 0.95, "memory": 0.95, "loss": 0.95}
-_HOST_SECONDS, _EXCHANGE_SECONDS, _OVERHEAD_SECONDS, _OVERLAP = 6e-6, 4e-5, 7e-3, 0.35
-_PRODUCT_SECONDS = 7e-6
+_EFFICIENCY = {"linear": 0.84, "attention": 0.54, "fp8": 0.93, "memory": 0.94, "loss": 0.3}
+_HOST_SECONDS, _EXCHANGE_SECONDS, _OVERHEAD_SECONDS, _OVERLAP = 6e-6, 4e-5, 6e-3, 0.48
+_PRODUCT_SECONDS = 1.4e-5
 """A product is half as efficient when it has as many operations as the device's peak does in that time."""
-_REACHED = {"network": 0.75}
-_REACHED_INSIDE = 0.5
+_REACHED = {"network": 0.83}
+_REACHED_INSIDE = 0.59
 """Shares of the bandwidth between nodes, and inside one."""
 
 

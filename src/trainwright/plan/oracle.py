@@ -1,7 +1,7 @@
 """Oracle: which strategy, how fast, how much memory, what limits it, for a model on a cluster."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -60,12 +60,16 @@ class Oracle(Settings, error=InputError):
         recompute: str | None = None,
         input: Input | None = None,  # noqa: A002 (the option's word)
         saving: Saving | None = None,
+        dry_run: Callable[[Layout], str] | None = None,
     ) -> Ranking:
         """Return the best plan of every strategy for `batch` samples an iteration on at most `devices` devices.
 
         `degrees` fixes some of them ({"tensor": 8}), `recompute` the recomputation ("none", "selective", "full").
         `profile` is one traced in `precision`, or `Traces` of a model, from which that one is taken; a profile of
         another precision is converted, and the plans say in `caveat` what that may cost.
+
+        `dry_run` says of a layout why training does not set this model up so, as `train.parallel.dry_run.DryRun` does
+        for a module; its answer is the plan's `refusal`.
 
         Raises `InputError` for values out of range.
         """
@@ -110,8 +114,11 @@ class Oracle(Settings, error=InputError):
                 rejected,
             )
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
+        ranked = mark_within_error([plan for _, plan in plans])
+        if dry_run is not None:
+            ranked = tuple(replace(plan, model_refusal=plan.refusal or dry_run(plan)) for plan in ranked)
         return Ranking(
-            plans=mark_within_error([plan for _, plan in plans]),
+            plans=ranked,
             rejected=rejected,
             priced=sum(one.priced for one in found),
         )

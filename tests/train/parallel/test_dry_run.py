@@ -9,7 +9,7 @@ from torch import nn
 from trainwright.cluster import Cluster
 from trainwright.plan import Oracle
 from trainwright.profile import Profile
-from trainwright.train.parallel.dry_run import check_ranking, refusal_on
+from trainwright.train.parallel.dry_run import DryRun, refusal_on
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -32,9 +32,44 @@ def test_what_fails_says_why():
     assert "there is no module for expert" in refusal_on(images, torch.zeros(2, 3, 8, 8), plan_of(expert=2))
 
 
-def test_a_ranking_is_checked_until_enough_plans_run():
+def test_a_ranking_says_of_each_plan_why_the_model_is_not_set_up():
     model, batch = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2)), torch.zeros(8, 3, 8, 8)
-    ranking = Oracle(Cluster.preset("dgx-a100")).rank(Profile.trace(model, batch), batch=8, devices=2)
-    checked = check_ranking(ranking, model, batch, runnable=2)
-    assert [plan.layout for plan in checked] == [plan.layout for plan in ranking]
-    assert sum(not plan.refusal for plan in checked[:3]) >= 2
+    oracle, profile = Oracle(Cluster.preset("dgx-a100")), Profile.trace(model, batch)
+    plain = oracle.rank(profile, batch=8, devices=2)
+    marked = oracle.rank(profile, batch=8, devices=2, dry_run=DryRun(model, batch))
+    assert [plan.layout for plan in marked] == [plan.layout for plan in plain]
+    for plan in marked:
+        assert plan.refusal == refusal_on(model, batch, plan)
+    assert any(plan.refusal for plan in marked) > any(plan.refusal for plan in plain)
+
+
+def test_after_enough_plans_that_run_nothing_is_said():
+    images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2))
+    dry_run = DryRun(images, torch.zeros(2, 3, 8, 8), enough=1)
+    assert dry_run(plan_of(tensor=2))  # none has run yet
+    assert not dry_run(plan_of(data=2))
+    assert not dry_run(plan_of(context=2))
+    assert dry_run(plan_of(tensor=2))  # known
+
+
+def test_an_operation_that_fake_tensors_do_not_know_is_no_refusal():
+    """Grouped products of experts in float32, which only their kernel on real tensors computes."""
+    model = Experts()
+    model(torch.randn(6, 8)).square().sum().backward()
+    layout = plan_of(pipeline=2, schedule="1f1b", microbatches=2)
+    assert refusal_on(nn.Sequential(model, model.another()), torch.zeros(6, 8), layout) == ""
+
+
+class Experts(nn.Module):
+    """Two experts, of which each sees half of the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 8, 8))
+
+    def another(self):
+        return type(self)()
+
+    def forward(self, x):
+        ends = torch.tensor([len(x) // 2, len(x)], dtype=torch.int32)
+        return nn.functional.grouped_mm(x, self.weight, offs=ends)

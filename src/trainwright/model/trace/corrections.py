@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["correct_result", "depends_on_values", "run_on_real_tensors"]
+__all__ = ["RealFallback", "call_operation", "correct_result", "depends_on_values"]
 
 _OF_FAKE_TENSORS = (
     "DataDependent",
@@ -30,7 +31,27 @@ def correct_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], re
     return result if correct is None or not isinstance(result[0], FakeTensor) else correct(func, args, kwargs, result)
 
 
-def run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def call_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operation does, run once on real tensors if fake ones do not know it."""
+    try:
+        return correct_result(func, args, kwargs, func(*args, **kwargs))
+    except Exception as error:
+        result = NotImplemented if depends_on_values(error) else _run_on_real_tensors(func, args, kwargs)
+        if result is NotImplemented:
+            raise
+        return result
+
+
+class RealFallback(TorchDispatchMode):
+    """A mode in which operations that fake tensors do not know run once on real ones."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return call_operation(func, args, kwargs or {})
+
+
+def _run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return fake tensors like the results of an operation on real tensors, for one that fails on fake tensors.
 
     The operation runs once on a CPU, on arbitrary numbers; integers, which may be indices or sizes, are zeros.

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainwright.model.trace.attention import replace_attention
-from trainwright.model.trace.corrections import correct_result, depends_on_values, run_on_real_tensors
+from trainwright.model.trace.corrections import call_operation
 from trainwright.model.trace.flops import count_flops, has_known_work
 from trainwright.model.trace.storages import LiveStorage, StorageTracker, tensors_in
 from trainwright.model.trace.workspaces import workspace_bytes
@@ -169,13 +169,10 @@ class StepRecorder(StorageTracker):
         # Autograd works above this dispatch: the node of this operation exists already.
         forward = self._forward_operation()
         try:
-            result = correct_result(func, args, kwargs, func(*args, **kwargs))
+            result = call_operation(func, args, kwargs)
         except Exception as error:
-            # Fake tensors may not know an operation that real ones do: run it once on the CPU.
-            result = NotImplemented if depends_on_values(error) else run_on_real_tensors(func, args, kwargs)
-            if result is NotImplemented:
-                self.failure = _FailedOperation(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
-                raise
+            self.failure = _FailedOperation(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
+            raise
         outputs = tensors_in(result)
         seen = [(entry, tensor) for tensor in outputs for entry in self.see(tensor)]
         # Results in storages that were not read are new; others are views or changed in place.

@@ -56,7 +56,7 @@ def constants_of(cluster: Cluster) -> list[CostConstant]:
     for number, level in enumerate(cluster.tiers):
         reached = level.reached if level.reached < 1 else _REACHED
         table.append((f"bandwidth {level.name}", ("tiers", number, "reached"), reached, 0.02, 1.0, 0.5))
-        table.append((f"latency {level.name}", ("tiers", number, "alpha"), level.alpha or 1e-5, 1e-7, 1e-2, 1.0))
+        table.append((f"latency {level.name}", ("tiers", number, "alpha"), level.alpha or 1e-5, 1e-7, 1e-2, 0.3))
     return [
         CostConstant(name=name, place=place, start=min(max(start, low), high), low=low, high=high, spread=spread)
         for name, place, start, low, high, spread in table

@@ -5,7 +5,8 @@ The logarithm of measured over predicted seconds is taken to be normal. Its stan
 - of a cluster fitted to runs: what the fit left over (`errors["runs"]`), and more for each e-fold that the devices or
   the model's parameters lie beyond those runs;
 - of a cluster that `plan calibrate` measured: the errors of its parts, each by its share of the iteration;
-- of a preset that nobody measured: what presets were found to err by, on public runs of machines that were left out.
+- of a preset that nobody measured: what presets were found to err by, on public runs of machines that were left out
+  and whose hosts and input kept up. The high end is that of a slow host, or of an input that nobody described.
 
 The constants are those of `benchmarks/plan`, where the intervals' coverage and width stand.
 """
@@ -17,10 +18,15 @@ from trainwright.model.profile import Profile
 from trainwright.plan.forecast import Breakdown
 from trainwright.plan.layout import Degrees
 
-__all__ = ["PRESET_ERROR", "interval_of", "log_deviation"]
+__all__ = ["SLOW_HOST_SECONDS", "SLOW_INPUT_SECONDS", "interval_of"]
 
-PRESET_ERROR = 0.27
+_PRESET_ERROR = 0.2
 """Standard deviation of the logarithm, of presets as they are."""
+SLOW_HOST_SECONDS = 8e-5
+"""For an operation, of the slowest host among the public runs."""
+SLOW_INPUT_SECONDS = 1e-3
+"""For a sample of a device: an image read and decoded by the processes that a device has for it."""
+_ROUNDNESS = 6.0  # of the norm between a step and what it may wait for
 _BEYOND = {"devices": 0.03, "parameters": 0.05}
 """What an e-fold beyond the runs adds."""
 _QUANTILE = 1.645
@@ -32,16 +38,23 @@ _PARTS = {
 }
 
 
-def interval_of(breakdown: Breakdown, cluster: Cluster, profile: Profile, degrees: Degrees) -> tuple[float, float]:
-    """Return the low and high end between which the seconds of an iteration lie with 90 %."""
-    factor = math.exp(_QUANTILE * log_deviation(breakdown, cluster, profile, degrees))
-    return breakdown.total / factor, breakdown.total * factor
+def interval_of(
+    breakdown: Breakdown, cluster: Cluster, profile: Profile, degrees: Degrees, *, unknown_seconds: float
+) -> tuple[float, float]:
+    """Return the low and high end between which the seconds of an iteration lie with 90 %.
+
+    `unknown_seconds` is what a slow host or input would take, which of a preset's machine may be so.
+    """
+    factor = math.exp(_QUANTILE * _log_deviation(breakdown, cluster, profile, degrees))
+    total = breakdown.total
+    slowest = total if cluster.verified else (total**_ROUNDNESS + unknown_seconds**_ROUNDNESS) ** (1 / _ROUNDNESS)
+    return total / factor, slowest * factor
 
 
-def log_deviation(breakdown: Breakdown, cluster: Cluster, profile: Profile, degrees: Degrees) -> float:
+def _log_deviation(breakdown: Breakdown, cluster: Cluster, profile: Profile, degrees: Degrees) -> float:
     """Return the standard deviation of the logarithm of measured over predicted seconds."""
     if not cluster.verified:
-        return PRESET_ERROR
+        return _PRESET_ERROR
     if "runs" in cluster.errors:
         asked = {"devices": float(degrees.devices), "parameters": float(max(1, profile.parameters))}
         beyond = [

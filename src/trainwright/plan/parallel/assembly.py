@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainwright.plan.fit.prediction_interval import interval_of
+from trainwright.plan.fit.prediction_interval import SLOW_HOST_SECONDS, SLOW_INPUT_SECONDS, interval_of
 from trainwright.plan.forecast import Breakdown, Collective, Forecast
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.bottlenecks import BottleneckCase, bottlenecks_of
@@ -16,6 +16,7 @@ from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.precision import conversion
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.parallel.recomputation import modules_of
+from trainwright.plan.parallel.roofline import launch_counts
 from trainwright.plan.parallel.strategies.strategy import Exchange
 from trainwright.plan.plan_query import PlanQuery
 
@@ -57,7 +58,13 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         precision=query.precision,
         optimizer=query.optimizer,
         breakdown=breakdown,
-        interval=interval_of(breakdown, pricer.cluster, pricer.arrays.profile, degrees),
+        interval=interval_of(
+            breakdown,
+            pricer.cluster,
+            pricer.arrays.profile,
+            degrees,
+            unknown_seconds=_unknown_seconds(prices, row, pricer, query),
+        ),
         peak_bytes=peak,
         reserved_bytes=reserved_bytes(peak),
         state_bytes=round(float(memory.state[row])),
@@ -73,6 +80,15 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
             BottleneckCase(plan=plan, prices=prices, row=row, listed=listed, pricer=pricer, query=query)
         ),
     )
+
+
+def _unknown_seconds(prices: Prices, row: int, pricer: Pricer, query: PlanQuery) -> float:
+    """Return what an iteration takes where the host or the input is slow, which neither preset nor profile tells."""
+    slots, arrays = prices.mesh.microbatches_of(row), pricer.arrays
+    # A backward pass launches twice as many kernels as its forward pass.
+    launches = 3 * slots * float((arrays.per_block(launch_counts(arrays)) @ prices.slowest[row]).item())
+    samples = 0 if query.input is not None else slots * int(prices.mesh.micro[row])
+    return max(SLOW_HOST_SECONDS * launches, SLOW_INPUT_SECONDS * samples)
 
 
 def _caveat(pricer: Pricer, query: PlanQuery) -> str:

@@ -9,7 +9,7 @@ from trainwright.cluster import contention
 from trainwright.plan.byte_sizes import size
 from trainwright.plan.forecast import Bottleneck, Forecast
 from trainwright.plan.parallel.pricing import Pricer, Prices
-from trainwright.plan.parallel.roofline import launch_seconds, layer_seconds
+from trainwright.plan.parallel.roofline import launch_counts, layer_seconds
 from trainwright.plan.parallel.strategies.strategy import Exchange, all_seconds
 from trainwright.plan.plan_query import PlanQuery
 
@@ -152,7 +152,7 @@ def _checkpoint(case: BottleneckCase) -> _Finding:
 
 def _launch_bound(case: BottleneckCase) -> _Finding:
     arrays = case.pricer.arrays
-    ahead = arrays.per_block(launch_seconds(arrays, case.query.cluster))
+    ahead = arrays.per_block(launch_counts(arrays)) * case.query.cluster.device.launch_seconds
     # A backward pass launches twice as many kernels as its forward pass.
     launches = 3 * float(ahead @ case.prices.slowest[case.row]) * case.plan.microbatches
     compute = max(case.plan.breakdown.compute, 1e-300)

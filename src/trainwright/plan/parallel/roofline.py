@@ -14,7 +14,7 @@ __all__ = [
     "device_flops",
     "framework_seconds",
     "host_seconds",
-    "launch_seconds",
+    "launch_counts",
     "layer_seconds",
     "peak_flops",
 ]
@@ -99,10 +99,10 @@ def _at(samples: Floats, batch: int, smaller: tuple[int, ...], seconds: float, l
     return found
 
 
-def launch_seconds(arrays: ModelArrays, cluster: Cluster) -> Floats:
-    """Return the launches' fixed seconds in a forward pass of each layer; a backward pass has twice as many."""
+def launch_counts(arrays: ModelArrays) -> Floats:
+    """Return the launches in a forward pass of each layer that was not timed; a backward pass has twice as many."""
     unmeasured = np.array([layer.forward_seconds is None for layer in arrays.layers])
-    found: Floats = np.where(unmeasured, arrays.launches * cluster.device.launch_seconds, 0.0)
+    found: Floats = np.where(unmeasured, arrays.launches, 0.0)
     return found
 
 
@@ -111,8 +111,7 @@ def host_seconds(arrays: ModelArrays, cluster: Cluster, chosen: Bools) -> Floats
 
     Of layers that were timed it is in their seconds.
     """
-    unmeasured = np.array([layer.forward_seconds is None for layer in arrays.layers])
-    return arrays.per_block(np.where(chosen & unmeasured, arrays.launches * cluster.device.host_seconds, 0.0))
+    return arrays.per_block(np.where(chosen, launch_counts(arrays) * cluster.device.host_seconds, 0.0))
 
 
 def _roofline(
@@ -134,7 +133,7 @@ def _roofline(
     )
     read = passes * weights * arrays.weights * arrays.precision.weight_bytes
     rate, bandwidth = device_flops(cluster, arrays) * reached, device.reached_bandwidth
-    fixed = passes * launch_seconds(arrays, cluster)
+    fixed = passes * launch_counts(arrays) * device.launch_seconds
     # Products at a byte an element: their operands are cast first, which moves memory.
     if arrays.precision.products:
         cast = np.array([layer.kind == "linear" for layer in arrays.layers]) & arrays.inside

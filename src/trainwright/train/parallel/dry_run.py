@@ -17,37 +17,38 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.model.cut.stages import batch_size
-from trainwright.model.trace.corrections import depends_on_values
+from trainwright.model.trace.corrections import RealFallback, depends_on_values
 from trainwright.model.trace.recording import quiet_logging
 from trainwright.model.trace.step import call_model, prepare_step
 from trainwright.plan import Degrees, Layout
-from trainwright.plan.forecast import Ranking
 from trainwright.plan.runnable import innermost_axis
 from trainwright.train.parallel.model import Loss
 from trainwright.train.parallel.setup import set_up_model
 
-__all__ = ["check_ranking", "refusal_on"]
+__all__ = ["DryRun", "refusal_on"]
 
 _LONGEST = 160
 
 
-def check_ranking(
-    ranking: Ranking, model: nn.Module, sample: Any, *, loss: Loss | None = None, runnable: int = 3
-) -> Ranking:
-    """Return a ranking whose plans say why a model is not set up so, checked until so many that are have been found."""
-    plans, found = [], 0
-    known: dict[Layout, str] = {}
-    for plan in ranking:
-        refusal = plan.refusal
-        if found < runnable and not refusal:
-            # Plans that divide the model alike are run once.
-            alone = _without_replicas(plan, batch_size(sample))
-            if alone not in known:
-                known[alone] = refusal_on(model, sample, alone, loss=loss)
-            refusal = known[alone]
-            found += not refusal
-        plans.append(replace(plan, model_refusal=refusal))
-    return replace(ranking, plans=tuple(plans))
+class DryRun:
+    """Says of layouts why training does not set a model up so: what `Oracle.rank(dry_run=...)` asks of each plan.
+
+    Layouts that divide the model alike are run once. Once `enough` of them were found to run, nothing is said of
+    others.
+    """
+
+    def __init__(self, model: nn.Module, sample: Any, *, loss: Loss | None = None, enough: int | None = None) -> None:
+        self.model, self.sample, self.loss, self.enough = model, sample, loss, enough
+        self._known: dict[Layout, str] = {}
+
+    def __call__(self, layout: Layout) -> str:
+        """Return the reason, "" where the model is set up, or nothing is said."""
+        alone = _without_replicas(layout, batch_size(self.sample))
+        if alone not in self._known:
+            if self.enough is not None and sum(not refusal for refusal in self._known.values()) >= self.enough:
+                return ""
+            self._known[alone] = refusal_on(self.model, self.sample, alone, loss=self.loss)
+        return self._known[alone]
 
 
 def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | None = None) -> str:
@@ -68,8 +69,8 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
         step = prepare_step(model, sample)
         with quiet_logging():
             parallel = set_up_model(step.model, alone)
-            with step.tensors():
-                parallel.backward(loss or _mean_output, [(1.0, step.sample)])
+            with step.tensors(), RealFallback():
+                parallel.backward(loss or _mean_square, [(1.0, step.sample)])
     except UnsupportedPlan as error:
         return str(error).partition("cannot be set up: ")[2]
     except Exception as error:  # noqa: BLE001 -- whatever the model raises is why
@@ -102,6 +103,7 @@ def _without_replicas(layout: Layout, samples: int) -> Layout:
     )
 
 
-def _mean_output(model: nn.Module, batch: Any) -> torch.Tensor:
+def _mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
     outputs = [leaf for leaf in tree_leaves(call_model(model, batch)) if isinstance(leaf, torch.Tensor)]
-    return outputs[0].float().mean()
+    # Its gradient is a tensor like any other: of a plain mean it would be one number without strides.
+    return outputs[0].float().square().mean()
