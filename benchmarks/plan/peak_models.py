@@ -136,6 +136,18 @@ LINES: dict[str, Model] = {
               nn.LeakyReLU(), nn.ConvTranspose3d(24, 12, 2, 2), nn.LeakyReLU(), nn.Conv3d(12, 3, 1)),
         lambda n: (torch.randn(n // 2, 1, 24, 24, 24),),
     ),
+    "volumes with residuals": (
+        _line(nn.Conv3d(4, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv3d(16, 32, 3, 2, 1),
+              nn.GroupNorm(4, 32), nn.ReLU(), nn.Upsample(scale_factor=2), nn.Conv3d(32, 16, 3, padding=1), nn.ReLU(),
+              nn.Conv3d(16, 4, 1)),
+        lambda n: (torch.randn(n // 4, 4, 24, 24, 24),),
+    ),
+    "translated images": (
+        _line(nn.ReflectionPad2d(3), nn.Conv2d(3, 24, 7), nn.InstanceNorm2d(24), nn.ReLU(), nn.Conv2d(24, 48, 3, 2, 1),
+              nn.InstanceNorm2d(48), nn.ReLU(), nn.ConvTranspose2d(48, 24, 3, 2, 1, 1), nn.InstanceNorm2d(24),
+              nn.ReLU(), nn.Conv2d(24, 3, 7, padding=3), nn.Tanh()),
+        partial(_images, 48),
+    ),
     "volumes to classes": (
         _line(nn.Conv3d(2, 20, 3, 2, 1), nn.BatchNorm3d(20), nn.ReLU(), nn.Conv3d(20, 40, 3, 2, 1), nn.BatchNorm3d(40),
               nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(40, 3)),

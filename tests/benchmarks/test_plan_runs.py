@@ -54,7 +54,17 @@ def test_scores_are_of_runs_that_were_not_fitted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["recurrent", "LSTM both ways", "separable", "separable with strides", "volumes", "volumes with norms"]
+    "name",
+    [
+        "recurrent",
+        "LSTM both ways",
+        "separable",
+        "separable with strides",
+        "volumes",
+        "volumes with norms",
+        "volumes with residuals",
+        "translated images",
+    ],
 )
 def test_what_kernels_borrow_is_predicted(name):
     """Recurrent layers, separable, strided, transposed and volume convolutions: no false fit on the real allocator."""

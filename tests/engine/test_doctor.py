@@ -63,7 +63,6 @@ class TestPackages:
         assert found["ray"].state == "absent"
         assert "several nodes" in found["ray"].says
         assert found["ray"].mend == 'pip install ".[ray]"'
-        assert "yaml" not in found, "it needs nothing"
         assert all(finding.mend for finding in found.values() if finding.state != "fine")
         del installed["numpy"]
         broken = named(check_packages(TORCH))["numpy"]

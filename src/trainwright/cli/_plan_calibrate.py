@@ -22,7 +22,7 @@ _BUSY = 0.5  # load a core from which other work is likely to have lengthened ev
 
 def calibrate(
     *,
-    out: Annotated[Path, Option(help="The cluster file to write: .toml, or .yaml.")],
+    out: Annotated[Path, Option(help="The cluster file to write, .toml.")],
     devices: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
     launch: Annotated[str | None, Option(help="What started the ranks: torchrun, slurm or mpi.")] = None,
     storage: Annotated[Path | None, Option(help="Folder to measure storage in [that of --out].")] = None,
@@ -67,7 +67,7 @@ def import_network(
     *,
     cluster: ClusterName,
     nodes: Nodes = None,
-    out: Annotated[Path, Option(help="The cluster file to write: .toml, or .yaml.")],
+    out: Annotated[Path, Option(help="The cluster file to write, .toml.")],
 ) -> Result:
     """Give a cluster the network that tools have measured or described, and write it."""
     from trainwright.cluster.calibration.tool_output import adapt_cluster

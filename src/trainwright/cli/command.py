@@ -68,7 +68,7 @@ _Json = Annotated[bool, Option("--json", help="End with one line of JSON.")]
 
 StudyFolder = Annotated[Path, Argument(help="The study's directory.")]
 EnsembleFolder = Annotated[Path, Argument(help="A folder that Ensemble.save wrote.")]
-ClusterName = Annotated[str, Option("--cluster", help="A preset's name, or a .toml or .yaml file.")]
+ClusterName = Annotated[str, Option("--cluster", help="A preset's name, or a .toml file.")]
 Nodes = Annotated[int | None, Option(help="So many nodes of it.")]
 PlanFile = Annotated[Path | None, Option("--out", help="Write the plan to this file.")]
 TokenFile = Annotated[Path | None, Option(help="Holds the token; chmod 600.")]

@@ -35,7 +35,7 @@ __all__ = [
 class OracleSettings(Settings, label=""):
     """What the oracle predicts for: a cluster, and how a model is trained on it."""
 
-    cluster: Annotated[str, text(), "a preset's name, or a .toml or .yaml file"] = "laptop"
+    cluster: Annotated[str, text(), "a preset's name, or a .toml file"] = "laptop"
     nodes: Annotated[int | None, optional(integer(minimum=1)), "so many nodes of it"] = None
     precision: Annotated[str, text(), "one of fp32, amp-fp16, amp-bf16, amp-fp8 or bf16"] = "fp32"
     optimizer: Annotated[str, text(), "one of sgd, momentum, adam, adamw, or bytes_per_parameter=N"] = "adamw"
@@ -142,7 +142,7 @@ def read_degrees(words: str) -> dict[str, int]:
 
 def find_cluster(name: str, nodes: int | None, *, force_units: bool = False) -> Cluster:
     """Return a preset by its name, or the cluster of a file."""
-    if Path(name).suffix not in {".toml", ".yaml", ".yml"}:
+    if Path(name).suffix != ".toml":
         return Cluster.preset(name, nodes=nodes)
     cluster = Cluster.load(name, force_units=force_units)
     return cluster if nodes is None else replace(cluster, nodes=nodes)

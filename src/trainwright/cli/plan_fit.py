@@ -25,7 +25,7 @@ def fit(
     *,
     cluster: ClusterName,
     nodes: Nodes = None,
-    out: Annotated[Path | None, Option(help="Write the fitted cluster to this file (.toml or .yaml).")] = None,
+    out: Annotated[Path | None, Option(help="Write the fitted cluster to this file (.toml).")] = None,
     predict: Annotated[Path | None, Option(help="A CSV file of other runs, to be predicted.")] = None,
 ) -> Result:
     """Fit a cluster's constants to measured runs, and write it with the fit."""

@@ -25,9 +25,7 @@ def allocate(
     ensemble: EnsembleFolder,
     *,
     changes: dict[str, Any],
-    cluster: Annotated[
-        list[str] | None, Option(help="Simulated: a preset or a .toml or .yaml file; may be repeated.")
-    ] = None,
+    cluster: Annotated[list[str] | None, Option(help="Simulated: a preset or a .toml file; may be repeated.")] = None,
     nodes: Nodes = None,
     out: PlanFile = None,
 ) -> Result:

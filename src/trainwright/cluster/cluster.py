@@ -124,7 +124,7 @@ class Cluster(Settings):
 
     @classmethod
     def load(cls, path: Path | str, *, force_units: bool = False) -> "Cluster":
-        """Read a TOML file, or YAML if it ends in .yaml or .yml and PyYAML is installed.
+        """Read a TOML file.
 
         Raises `InputError` with the key, its line, the value and what is allowed; also for figures that look as if
         they were in other units than bytes and seconds, unless `force_units`.
@@ -132,7 +132,7 @@ class Cluster(Settings):
         return read_cluster(cls, Path(path), force_units=force_units)
 
     def save(self, path: Path | str) -> None:
-        """Write the file that `load` reads, TOML or YAML by its ending; an existing file is replaced."""
+        """Write the file that `load` reads; an existing file is replaced."""
         write_cluster(self, Path(path))
 
 

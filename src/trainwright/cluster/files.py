@@ -1,4 +1,4 @@
-"""Cluster files: TOML, or YAML if PyYAML is installed; every error names the key and its line.
+"""Cluster files in TOML; every error names the key and its line.
 
 Keys are the fields of the dataclasses; the levels of the network are listed under `tier`. `nodes` and
 `devices_per_node` may be left out: the first level is then a node, and the last one the whole cluster.
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from trainwright.cluster.device import Device
 from trainwright.cluster.network import NetworkLevel
-from trainwright.errors import InputError, MissingExtra
+from trainwright.errors import InputError
 from trainwright.files import read_text, write_text
 from trainwright.records import KeyPath, read_record, read_value
 from trainwright.settings import settings_of
@@ -27,10 +27,6 @@ SCHEMA = 1
 C = TypeVar("C")
 """The class `Cluster`: it imports this module, so it is passed in."""
 
-_YAML = (".yaml", ".yml")
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-# Levels of a file.
-_DEEPEST = 20
 _BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _NEEDED_OF_CLUSTER = ("name", "device")
 _NEEDED_OF_DEVICE = ("kind", "memory_bytes", "flops", "memory_bandwidth")
@@ -41,26 +37,18 @@ _LEAST_BANDWIDTH, _MOST_ALPHA, _LEAST_MEMORY = 1e6, 0.1, 1e8
 
 def read_cluster(kind: type[C], path: Path, *, force_units: bool = False) -> C:
     """Read a cluster, of the class `kind`; see `Cluster.load`."""
-    text = read_text(path, "cluster file", allowed="a TOML or YAML file, or a preset's name")
-    refusals: tuple[type[Exception], ...]
-    if path.suffix in _YAML:
-        language, refusals = "YAML", (ValueError, RecursionError, _import_yaml().YAMLError)
-    else:
-        language, refusals = "TOML", (ValueError, RecursionError)
+    text = read_text(path, "cluster file", allowed="a TOML file, or a preset's name")
     try:
-        content = _parse_yaml(text) if language == "YAML" else tomllib.loads(text)
-    except refusals as error:
-        raise InputError(f"cluster file {path}: is no {language} ({' '.join(str(error).split())})") from None
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cluster file {path}: is no TOML ({' '.join(str(error).split())})") from None
     return _Reader(path, text).read_cluster(kind, content, force_units=force_units)
 
 
 def write_cluster(cluster: Any, path: Path) -> None:
     """Write a cluster; see `Cluster.save`."""
     content = {"schema": SCHEMA, **_fields_of(cluster, _NEEDED_OF_CLUSTER)}
-    if path.suffix in _YAML:
-        text = _import_yaml().safe_dump(content, sort_keys=False)
-    else:
-        text = "".join(_toml_entry(key, value) for key, value in content.items())
+    text = "".join(_toml_entry(key, value) for key, value in content.items())
     write_text(path, "cluster file", text)
 
 
@@ -122,21 +110,21 @@ class _Reader:
 
 
 def _find_line(text: str, path: KeyPath) -> int | None:
-    """Return the line of a key of a TOML or YAML text that has been parsed, or of the nearest key around it.
+    """Return the line of a key of a TOML text that has been parsed, or of the nearest key around it.
 
     The text is searched for one part of the path after the other, each within the table of the one before.
     """
     start, end, name, seen = 0, len(text), "", False
     for depth, part in enumerate(path):
         if isinstance(part, int):
-            item = re.compile(rf"^\s*- (?:{_BRACES})?|{_BRACES}|^\[\[\s*{re.escape(name)}", re.MULTILINE)
+            item = re.compile(rf"{_BRACES}|^\[\[\s*{re.escape(name)}", re.MULTILINE)
             starts = [found.start() for found in item.finditer(text, start, end)]
             if part >= len(starts):
                 break
             start, end = starts[part], (*starts[part + 1 :], end)[0]
             continue
         name = part
-        before = r"^\[*" if not depth else r"(?:^\s*|[{,.]\s*|- )"
+        before = r"^\[*" if not depth else r"(?:^\s*|[{,.]\s*)"
         key = re.compile(rf"{before}[\"']?{re.escape(name)}[\"']?\s*[=:\].]", re.MULTILINE)
         found = key.search(text, start, end)
         if found is None:
@@ -148,27 +136,6 @@ def _find_line(text: str, path: KeyPath) -> int | None:
         elif found[0].startswith("[") and not found[0].startswith("[["):
             end = (text + "\n[").index("\n[", start)
     return text.count("\n", 0, start) + 1 if seen else None
-
-
-def _import_yaml() -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise MissingExtra.of("a cluster file in YAML", "PyYAML", "yaml") from None
-    return yaml
-
-
-def _parse_yaml(text: str) -> Any:
-    """Return what a text of YAML says; aliases and deep nesting are refused: a few bytes of them take hours."""
-    yaml, depth = _import_yaml(), 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST:
-            raise ValueError(f"it has aliases, or more than {_DEEPEST} levels; write values out")
-    # YAML takes 16e9 for a text, TOML for a number.
-    loader: Any = type("_Loader", (yaml.SafeLoader,), {})
-    loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("+-.0123456789"))
-    return loader(text).get_single_data()
 
 
 def _fields_of(record: Any, needed: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -102,7 +102,6 @@ def test_schedules_of_equal_stages(stages, microbatches):
         assert held_by(found) == [
             in_flight(name, stage=each, stages=stages, microbatches=microbatches) for each in range(stages)
         ]
-        assert found.busy_share == pytest.approx(work / found.seconds)
     zero = simulate_schedule("zero-bubble", forward, back, microbatches=microbatches)
     assert work <= zero.seconds <= found.seconds
 

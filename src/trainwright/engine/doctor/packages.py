@@ -31,7 +31,6 @@ GIVES = {
     "transformers": "the callback of Hugging Face's Trainer",
     "accelerate": "trials that are prepared by accelerate",
     "figure": "figures for papers: trainwright figure",
-    "yaml": "cluster files in YAML",
     "onnx": "ensembles without factories, and members that are ONNX files",
     "ui": "the live page of a study",
     "serve": "the server of an ensemble and its client",

@@ -79,10 +79,27 @@ def _convolution_backward_bytes(
         return weight.bytes + weight.elements * _CHANNELS**2 * (torch.float32.itemsize + cast)
     operands = _blocked(gradient) + weight.bytes + (_blocked(source) if wanted else _blocked_source(source))
     if half:
-        operands += torch.get_num_threads() * weight.elements * torch.float32.itemsize + _SMALL_BYTES
+        operands += _half_gradient_bytes(gradient, source, weight)
     # With strides the gradient of the input is there three times, as it is turned from one order into another.
     strided = wanted and gradient.shape[2:] != source.shape[2:] and (half or weight.shape[1] > 1)
     return max(operands, 2 * source.bytes if strided else 0)
+
+
+def _half_gradient_bytes(gradient: "TensorShape", source: "TensorShape", weight: "TensorShape") -> int:
+    """Return what the gradients of a convolution take in half precision beyond operands, the larger of two phases.
+
+    Each thread turns a sample of both operands round and adds up a gradient of the weights in fp32; of 1 x 1 kernels it
+    adds up a sample's gradient of the input in fp32 instead.
+    """
+    threads, samples = torch.get_num_threads(), source.shape[0]
+    if weight.shape[1] == 1:
+        return threads * weight.elements * torch.float32.itemsize + _SMALL_BYTES
+    both = math.prod(-(-size // _CHANNELS) * _CHANNELS for size in weight.shape[:2]) * math.prod(weight.shape[2:])
+    sums = threads * both * torch.float32.itemsize
+    at_work = min(threads, samples)
+    if set(weight.shape[2:]) == {1}:
+        return sums + max(0, 2 * at_work - samples) * _blocked(source) // samples + _SMALL_BYTES
+    return sums + at_work * (_blocked(source) + _blocked(gradient)) // samples + _SMALL_BYTES
 
 
 def _recurrent_bytes(

@@ -11,7 +11,6 @@ from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Precision
 
 __all__ = [
-    "device_flops",
     "framework_seconds",
     "host_seconds",
     "launch_counts",
@@ -23,11 +22,6 @@ __all__ = [
 _IN_TURN = frozenset({"linear", "attention"})
 _CAST_BYTES = 5
 """An element of an operand: read in two bytes for its greatest value, read again, and written in one."""
-
-
-def device_flops(cluster: Cluster, arrays: ModelArrays) -> float:
-    """Return the device's peak operations a second at the plan's precision; raises `InputError` if it is not known."""
-    return _peak(cluster, arrays.precision.flops)
 
 
 def peak_flops(cluster: Cluster, precision: Precision) -> float:
@@ -132,7 +126,7 @@ def _roofline(
         else (arrays.forward_flops, arrays.forward_bytes, 1)
     )
     read = passes * weights * arrays.weights * arrays.precision.weight_bytes
-    rate, bandwidth = device_flops(cluster, arrays) * reached, device.reached_bandwidth
+    rate, bandwidth = _peak(cluster, arrays.precision.flops) * reached, device.reached_bandwidth
     fixed = passes * launch_counts(arrays) * device.launch_seconds
     # Products at a byte an element: their operands are cast first, which moves memory.
     if arrays.precision.products:

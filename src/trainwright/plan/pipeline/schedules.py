@@ -55,12 +55,6 @@ class PipelineTimeline:
     runs: tuple[tuple[PipelineTrace, ...], ...]
     seconds: float
 
-    @property
-    def busy_share(self) -> float:
-        """Share of the devices' time in which they compute."""
-        done = sum(run.end_seconds - run.start_seconds for lane in self.runs for run in lane)
-        return done / (self.seconds * len(self.runs)) if self.seconds else 1.0
-
 
 def orders_of(
     schedule: str,
