@@ -61,6 +61,10 @@ __all__ = [
 ]
 
 
+_TORCH_OF_PLANS = (2, 11)
+"""What plans and profiles are tested with; plain training takes 2.4 too."""
+
+
 class TrainwrightError(Exception):
     """Any error that Trainwright raises on purpose; the work failed (exit status 1)."""
 
@@ -282,6 +286,23 @@ class MissingExtra(InputError):
     def of(cls, what: str, package: str, extra: str) -> "MissingExtra":
         """Return the error that says that `what` needs `package`, which `extra` brings."""
         return cls(f'{what} needs {package}: pip install ".[{extra}]"')
+
+    @classmethod
+    def check_torch(cls, what: str) -> None:
+        """Raise this error if `what` needs a newer torch than is installed."""
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as version_of
+
+        try:
+            version = version_of("torch")
+        except PackageNotFoundError:
+            raise cls.of(what, "torch", "torch") from None
+        if tuple(int(part) for part in version.split(".")[:2]) < _TORCH_OF_PLANS:
+            needed = ".".join(map(str, _TORCH_OF_PLANS))
+            raise cls(
+                f"{what}: torch is {version}; needed is {needed} or newer (pip install 'torch>={needed}'). Training on "
+                "one device, its checkpoints and ensembles do without"
+            )
 
 
 class LedgerError(TrainwrightError):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import ChainError, UnsupportedModel
+from trainwright.errors import ChainError, MissingExtra, UnsupportedModel
 from trainwright.model.chain import Chain, Stage
 from trainwright.model.profile import Profile
 from trainwright.plan.byte_sizes import read_size
@@ -75,6 +75,7 @@ def fit(
     patterns (`stages=["model.layers.*"]`). Each kind of them is measured once, then one step is checked. Raises
     `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
     """
+    MissingExtra.check_torch("memory.fit")
     from trainwright.train.parallel.recompute.fitting import fit as fitted
 
     return fitted(
@@ -96,6 +97,7 @@ def measure_link(device: Any = "cuda", **settings: Any) -> Link:
 
 def apply(model: Any, plan: Plan) -> Any:
     """Return a module that trains by a plan for this model (see `fit`); raises `PlanMismatch` for another model's."""
+    MissingExtra.check_torch("memory.apply")
     from trainwright.train.parallel.recompute.fitting import apply as applied
 
     return applied(model, plan)
@@ -148,6 +150,7 @@ def load_chain(
         raise UnsupportedModel(
             f"memory, sample: got None for a model ({type(subject).__name__}); allowed: a batch that it takes"
         )
+    MissingExtra.check_torch("a memory plan of a model")
     from trainwright.train.parallel.recompute.fitting import chain_of
 
     return chain_of(subject, sample, **settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.cluster.device import Device
-from trainwright.errors import ProfileError
+from trainwright.errors import MissingExtra, ProfileError
 from trainwright.files import read_json, write_text
 from trainwright.model.chain import Chain
 from trainwright.model.layer import ProfileFields, stages_of
@@ -62,6 +62,7 @@ class Profile(ProfileFields):
         A model that depends on values cannot be traced: its step is then run and timed, as by `measured`, and
         `origin` says so. Raises ProfileError, with the module and the operation, if that fails too.
         """
+        MissingExtra.check_torch("a profile of a model")
         from trainwright.model.measure.profiling import TraceOptions, trace_model
 
         options = TraceOptions(
@@ -99,6 +100,7 @@ class Profile(ProfileFields):
         them. Operations that cannot be run alone are listed in `uncounted`. Raises ProfileError as `trace` does, and
         for clocks that stand still or go back.
         """
+        MissingExtra.check_torch("a profile of a model")
         from trainwright.model.measure.profiling import TraceOptions, measure_model
 
         options = TraceOptions(model=model, sample=sample, fuse=False, **settings)

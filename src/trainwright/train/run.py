@@ -400,6 +400,7 @@ class Run:
 
     def _set_up(self, plan: "Layout | None", memory: Any, *, sync_bn: bool, unused: bool) -> "Parallel":
         """Return the model as the ranks of a layout train it; without a plan that is the model, or copies of it."""
+        MissingExtra.check_torch("trial.prepare with a plan, a memory budget or several processes")
         from trainwright.plan import Degrees, Layout
         from trainwright.train.parallel.setup import set_up
 
@@ -439,8 +440,7 @@ def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = Fal
     `sync_bn` takes batch statistics over all ranks, as one device would. Raises `UnsupportedPlan`, naming the strategy,
     for what cannot be set up.
     """
-    try:
-        from trainwright.train.parallel.setup import set_up_model
-    except ImportError as error:
-        raise MissingExtra.of("a parallel plan", "torch", "torch") from error
+    MissingExtra.check_torch("a parallel plan")
+    from trainwright.train.parallel.setup import set_up_model
+
     return set_up_model(model, plan, sync_bn=sync_bn)

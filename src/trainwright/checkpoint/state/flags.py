@@ -19,7 +19,9 @@ _BACKENDS = (
     "mkldnn.deterministic",
     "cuda.matmul.allow_fp16_reduced_precision_reduction",
     "cuda.matmul.allow_bf16_reduced_precision_reduction",
-    # TF32, kind by kind: torch's older switches for it are views of these, and refuse to be read when they are mixed
+)
+# TF32, kind by kind: torch's older switches for it are views of these, and refuse to be read when they are mixed.
+_PRECISIONS = (
     "fp32_precision",
     "cuda.matmul.fp32_precision",
     "cudnn.fp32_precision",
@@ -30,6 +32,8 @@ _BACKENDS = (
     "mkldnn.matmul.fp32_precision",
     "mkldnn.rnn.fp32_precision",
 )
+_OLD_PRECISIONS = ("cuda.matmul.allow_tf32", "cudnn.allow_tf32")
+"""All that torch has before 2.9."""
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 
 Flag = tuple[Callable[[], Any], Callable[[Any], object] | None]
@@ -49,10 +53,13 @@ def _list_flags() -> dict[str, Flag]:
 
     deterministic: Any = torch.utils.deterministic
     flags: dict[str, Flag] = {}
-    for name in _BACKENDS:
+    precisions = _PRECISIONS if hasattr(torch.backends, "fp32_precision") else _OLD_PRECISIONS
+    for name in (*_BACKENDS, *precisions):
         owner, _, last = name.rpartition(".")
         home = attrgetter(owner)(torch.backends) if owner else torch.backends
-        flags[name] = partial(getattr, home, last), partial(setattr, home, last)
+        # An older torch lacks some: nothing is to be kept of them.
+        if hasattr(home, last):
+            flags[name] = partial(getattr, home, last), partial(setattr, home, last)
     for kind in _ATTENTION:
         switches: Any = torch.backends.cuda
         flags[f"attention.{kind}"] = getattr(switches, f"{kind}_sdp_enabled"), getattr(switches, f"enable_{kind}_sdp")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed import fsdp
 
 from trainwright.errors import UnsupportedModel
 
@@ -25,6 +25,9 @@ __all__ = [
     "swapped_values",
     "weight_places",
 ]
+
+# An older torch has it elsewhere, and no plan: but plain training reads this module too.
+_FSDP_MODULE: Any = getattr(fsdp, "FSDPModule", ())
 
 Place = tuple[nn.Module, str]
 """A module and the name of a tensor in it."""
@@ -222,4 +225,4 @@ def weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of a module does more than its forward."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return isinstance(module, FSDPModule) or any(getattr(module, kind) for kind in kinds)
+    return isinstance(module, _FSDP_MODULE) or any(getattr(module, kind) for kind in kinds)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -149,7 +148,9 @@ def total_bytes(tensors: Iterable[torch.Tensor], granule: int) -> int:
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank has of a tensor that several ranks divide; any other as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # DTensor alone has it, which an older torch has elsewhere.
+    local = getattr(tensor, "to_local", None)
+    return tensor if local is None else local()
 
 
 def rounded_bytes(tensor: torch.Tensor, granule: int) -> int:
@@ -163,7 +164,7 @@ def _dense_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         if tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
         else:
-            yield local_tensor(tensor.detach()) if isinstance(tensor, DTensor) else tensor
+            yield local_tensor(tensor.detach()) if hasattr(tensor, "to_local") else tensor
 
 
 def storage_key(tensor: torch.Tensor) -> int:
