@@ -1,6 +1,10 @@
-"""Files that somebody else may have made: each is refused in one sentence, soon, and nothing in it runs."""
+"""Files that somebody else may have made: each is refused in one sentence, soon, and nothing in it runs.
+
+The system holds every test to 1 GiB of memory beyond what is loaded, and to 10 s of processor time.
+"""
 
 import contextlib
+import importlib
 import json
 import os
 import time
@@ -10,8 +14,10 @@ from pathlib import Path
 import pytest
 
 import trainwright as tw
+from resource_limits import GIBIBYTE, limited
 from trainwright.checkpoint.tools.inspect import inspect
 from trainwright.checkpoint.tools.verify import verify
+from trainwright.cli.main import build_app
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.ensemble_settings import StoredSettings
@@ -55,6 +61,22 @@ READERS = {
     "weights.safetensors": inspect,
     "weights.pt": inspect,
 }
+
+
+@pytest.fixture(autouse=True)
+def within_limits():
+    # What readers load when they are first called reserves gigabytes of addresses, and is no fault of theirs.
+    for name in ("torch", "safetensors", "yaml"):
+        importlib.import_module(name)
+    with limited():
+        yield
+
+
+def test_the_limits_are_kept():
+    with pytest.raises(MemoryError):
+        bytearray(2 * GIBIBYTE)
+    with pytest.raises(AssertionError, match="processor time"), limited(seconds=0):
+        sum(itertools.repeat(1))
 
 
 @contextlib.contextmanager
@@ -133,3 +155,25 @@ def test_what_is_no_file(name, tmp_path):
     with contextlib.suppress(TrainwrightError):
         state_of(DirectoryLedger(tmp_path))
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("line", ["status {}", "status {} --trial 0", "report {}", "export {} --csv {}/out.csv"])
+def test_commands_on_a_study_among_hostile_journals(line, tmp_path, monkeypatch):
+    """Its own result is still there; the others' lines are left out, pipes and endless files among them."""
+    monkeypatch.chdir(tmp_path)
+    space = tw.Space(x=tw.Float(0, 1))
+    with tw.Study(space, "min loss", directory=tmp_path / "study", seed=0) as study:
+        study.tell(study.ask(), loss=0.25)
+    journals = tmp_path / "study" / "ledger" / "journal"
+    for number, text in enumerate(TEXTS.values()):
+        content = text.replace("\n", " ").encode(errors="surrogateescape")
+        (journals / f"x-{number}-0.jsonl").write_bytes(b"%08x %b\n" % (zlib.crc32(content), content))
+    os.mkfifo(journals / "y-1-0.jsonl")
+    (journals / "y-2-0.jsonl").symlink_to("/dev/zero")
+    began = time.monotonic()
+    words = line.format(*[tmp_path / "study"] * 2).split()
+    assert not build_app(words[:1]).main(words, standalone_mode=False)
+    assert time.monotonic() - began < 10
+    assert not list(tmp_path.rglob(MARKER))
+    with tw.Study.open(tmp_path / "study") as study:
+        assert study.best.values == {"loss": 0.25}

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["read_resharded", "read_targets", "share_tensors"]
 
 
+def _find_dtensor() -> Any:
+    """Return the class DTensor, which torch 2.4 has under another name."""
+    try:
+        from torch.distributed.tensor import DTensor
+    except ImportError:
+        from torch.distributed._tensor import DTensor
+    return DTensor
+
+
 def share_tensors(
     tensors: "Mapping[str, torch.Tensor]",
     rank: int,
@@ -36,7 +45,7 @@ def share_tensors(
     writes. Names that begin with `own` are this rank's alone; of those in `of_first` the first rank's value counts.
     `parts` tells which are not on all ranks.
     """
-    from torch.distributed.tensor import DTensor
+    DTensor = _find_dtensor()
 
     everyone = tuple(range(world))
 
@@ -80,7 +89,8 @@ def read_targets(state: Mapping[str, Any], live: "Mapping[str, torch.Tensor]") -
     are equal.
     """
     import torch
-    from torch.distributed.tensor import DTensor
+
+    DTensor = _find_dtensor()
 
     parameters: dict[str, torch.Tensor] = {}
     for item, value in state.items():
@@ -113,7 +123,7 @@ def read_resharded(
     They are read into `places` where one fits, else into new memory. Only the chunks that hold a part of it are read,
     and with `check` compared. `skip` names tensors that are not read. Raises `CheckpointCorruptError`.
     """
-    from torch.distributed.tensor import DTensor
+    DTensor = _find_dtensor()
 
     records = [record for record in published.manifest.tensors if record.name not in skip]
     likes = {record.name: like(record) for record in records}
