@@ -53,7 +53,7 @@ def _list_flags() -> dict[str, Flag]:
 
     deterministic: Any = torch.utils.deterministic
     flags: dict[str, Flag] = {}
-    precisions = _PRECISIONS if hasattr(torch.backends, "fp32_precision") else _OLD_PRECISIONS
+    precisions = _PRECISIONS if hasattr(torch.backends.cudnn, "conv") else _OLD_PRECISIONS
     for name in (*_BACKENDS, *precisions):
         owner, _, last = name.rpartition(".")
         home = attrgetter(owner)(torch.backends) if owner else torch.backends
