@@ -1,7 +1,8 @@
 """What only an accelerator can show, in one command of under ten minutes; each part is independent of the others.
 
     python benchmarks/gpu/run.py --json --results benchmarks/results/gpu.json
-    python benchmarks/gpu/run.py --device cpu --quick        # to see that everything runs
+
+Without an accelerator it runs small on the CPU, and the result says under `fell_back` why and what was not seen.
 
 Each file beside this one that has a function `run(options)` is a part; it returns a mapping with a `summary` (numbers
 by name) and whatever else is worth keeping. A part that fails is named under `failed` with its error, the others go
@@ -24,6 +25,10 @@ from benchmarks._report import add_arguments, environment, finish, progress
 
 __all__ = ["PARTS", "main"]
 
+NOT_SEEN = (
+    "copies next to computation on streams, pinned memory, the allocator's reserved bytes, CUDA's random "
+    "states and nondeterministic kernels, graphs, the largest batches in a cap, and every figure of speed"
+)
 PARTS = ("exact", "saving", "recomputing", "predicting", "serving")
 
 
@@ -31,7 +36,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the parts and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS), help=f"which to run, of {', '.join(PARTS)}")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="else cuda where torch sees it")
     parser.add_argument("--seconds", type=float, default=480.0, help="after which no part is begun")
     parser.add_argument("--quick", action="store_true", help="small sizes; no figures")
     add_arguments(parser)
@@ -44,6 +49,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: got 'cuda', which torch does not see here; allowed: cpu, to try the script")
+    fell_back = None
+    if options.device is None:
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+        if options.device == "cpu":
+            options.quick = True
+            fell_back = f"torch {torch.__version__} sees no CUDA device: small sizes on the CPU; not seen: {NOT_SEEN}"
+            progress(fell_back)
     begun = time.monotonic()
     summary: dict[str, Any] = {}
     parts: dict[str, Any] = {}
@@ -69,7 +81,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     facts = {**environment(), "device": options.device}
     if options.device == "cuda":
         facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "torch": torch.__version__}
-    result = {"benchmark": "gpu", "summary": summary, "failed": failed, "parts": parts, "environment": facts}
+    result = {
+        "benchmark": "gpu", "summary": summary, "fell_back": fell_back, "failed": failed, "parts": parts,
+        "environment": facts,
+    }  # fmt: skip
     finish(result, options)
     return result
 
