@@ -36,5 +36,6 @@ def limited(more_bytes=GIBIBYTE, seconds=10):
 
 
 def _out_of_time(*_):
+    # Python runs this between two of its instructions: a loop inside of C is left to pytest's own time limit.
     message = "more processor time than is allowed"
     raise AssertionError(message)
