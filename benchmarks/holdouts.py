@@ -131,7 +131,7 @@ def search_cases(size: int, seeds: int) -> Iterator[Case]:
 def _losses(space: tw.Space, loss: Function, searcher: Any, seed: int, trials: int = 30) -> list[float]:
     with tempfile.TemporaryDirectory() as folder, tw.Study(space, "min loss", directory=folder, seed=seed) as study:
         run = partial(study.run, engine=tw.Local(workers=0), progress=False)
-        run(lambda trial: loss(trial.params), trials=trials, searcher=searcher)
+        run(lambda trial: loss(dict(trial.params)), trials=trials, searcher=searcher)
         return [trial.values["loss"] for trial in sorted(study.trials, key=lambda trial: trial.number)]
 
 
@@ -146,7 +146,7 @@ def _jumping(p: dict[str, Any], progress: float) -> float:
     """Stay on a plateau until a moment that depends on the configuration."""
     moment = 0.05 + 0.6 * abs(p["speed"] - 0.7)
     end = 0.1 + (p["shape"] - 0.3) ** 2 + 0.2 * p["bump"]
-    return end if progress > moment else 1.0 + 0.05 * p["shape"]
+    return float(end if progress > moment else 1.0 + 0.05 * p["shape"])
 
 
 def _overfitting(p: dict[str, Any], progress: float) -> float:
@@ -232,8 +232,11 @@ def oracle_cases(size: int, seeds: int) -> Iterator[Case]:
         def forward(self, tokens: Any) -> Any:
             return self.model(tokens).logits
 
+    def first_rows(name: str, rows: int) -> tuple[Any]:
+        return (_make_family(name)[1][:rows],)
+
     for name in list(FAMILIES)[:size]:
-        MODELS[name] = (partial(Scores, name), lambda rows, name=name: (_make_family(name)[1][:rows],))
+        MODELS[name] = (partial(Scores, name), partial(first_rows, name))
         row = peaks.row_of(peaks.Configuration(model=name, batch=8, optimizer="adamw", precision="fp32"))
         weights = sum(each.nbytes for each in Scores(name).parameters())
         rivals = {"four times the weights": abs(4 * weights / row.allocator_bytes - 1)}

@@ -26,7 +26,7 @@ def _find_dtensor() -> Any:
     try:
         from torch.distributed.tensor import DTensor
     except ImportError:
-        from torch.distributed._tensor import DTensor
+        from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
     return DTensor
 
 
