@@ -24,9 +24,8 @@ def test_a_small_storm():
     if made.returncode:
         pytest.skip("network namespaces are not allowed here")
     subprocess.run(["/usr/bin/env", "ip", "netns", "del", "twprobe"], check=True)
-    found = partitions.main(
-        ["--workers", "3", "--trials", "60", "--partitions", "3", "--kills", "5", "--longest", "2", "--seconds", "120"]
-    )
+    words = "--workers 3 --trials 60 --partitions 3 --kills 5 --longest 2 --seconds 120"
+    found = partitions.main(words.split())
     assert found["summary"]["trials"] == 60
     assert (found["summary"]["lost"], found["summary"]["doubled"]) == (0, 0)
     assert found["summary"]["partitions"] + found["summary"]["kills"] > 0
