@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import trainwright as tw
+from trainwright.errors import MissingExtra
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
 pytestmark = [
@@ -170,3 +171,14 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
     else:
         newest.unlink()
     assert newest_checkpoint(folder).report["epoch"] == 2
+
+
+def test_an_old_torch_is_told_by_what_needs_a_newer_one(monkeypatch):
+    """Plans and profiles; training on one device does without."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.4.1+cu121")
+    model, sample = torch.nn.Linear(2, 2), torch.zeros(1, 2)
+    for call in (lambda: tw.memory.fit(model, sample, budget=0.5), lambda: tw.Profile.trace(model, sample)):
+        with pytest.raises(MissingExtra, match=r"torch is 2\.4\.1\+cu121; needed is 2\.11 or newer \(pip install"):
+            call()
+    assert not isinstance(outcome(lambda trial: {"val_loss": trial.params["lr"]}), str)
