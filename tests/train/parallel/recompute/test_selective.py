@@ -225,3 +225,25 @@ def test_an_operation_is_done_again_once_though_its_node_reads_its_small_results
         planned(sample).square().sum().backward()
     norms = sum(isinstance(each, nn.BatchNorm2d) for each in model.modules())
     assert norms < counts.count <= 2 * norms
+
+
+def test_recurrent_layers_are_done_again_as_a_whole_alone():
+    """Without gradients their one operation returns no workspace, which its backward reads."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.out = nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return x + self.out(self.layer(x)[0]).tanh()
+
+    model, sample = nn.Sequential(*(Layer() for _ in range(3))), torch.randn(8, 12, 16)
+    chain = chain_of(model, sample)
+    expected = trained(copy.deepcopy(model), sample)
+    for option in range(1, 1 + max(len(stage.options) for stage in chain.stages)):
+        planned = memory.apply(copy.deepcopy(model), plan_by(chain, option, again=False))
+        assert all(map(torch.equal, expected, trained(planned, sample)))
+    for budget in (0.9, 0.8):
+        planned = memory.fit(copy.deepcopy(model), sample, budget=budget)
+        assert all(map(torch.equal, expected, trained(planned, sample)))

@@ -59,7 +59,8 @@ def _kind_of(func: Any) -> OperationKind:
     ]
     return OperationKind(
         view=not listed and bool(schema.returns) and all(each.alias_info is not None for each in schema.returns),
-        repeatable=func.namespace == "aten",
+        # Of a recurrent layer's operation, one that saves nothing returns less.
+        repeatable=func.namespace == "aten" and "_rnn" not in schema.name,
         writes=tuple(listed),
         normalises=schema.name.removeprefix("aten::") in _BATCH_NORMS,
         draws=torch.Tag.nondeterministic_seeded in func.tags,
