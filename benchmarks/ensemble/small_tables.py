@@ -15,6 +15,7 @@ fits. Rows that FILE has are kept, so that tables may be run one by one (`--tabl
 """
 
 import argparse
+import contextlib
 import csv
 import json
 import math
@@ -107,9 +108,14 @@ def _run_ours(data: Table, seed: int, budget: float) -> dict[str, Any]:
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        costs = dict[int, float]()
+        longest, costs = 0.0, dict[int, float]()
 
         def run(trial: tw.Trial) -> float:
+            # A trial that would end after the budget is not begun; the longest so far says which would.
+            nonlocal longest
+            began_trial = time.process_time()
+            if costs and began_trial - began + longest > budget:
+                raise KeyboardInterrupt
             fitted = tw.ensemble.out_of_fold(
                 lambda rows, labels: build(trial.params).fit(rows, labels), x[data.train], y[data.train], folds=FOLDS
             )
@@ -118,15 +124,12 @@ def _run_ours(data: Table, seed: int, budget: float) -> dict[str, Any]:
             costs[trial.number] = (time.process_time() - before) / len(data.test)
             targets = {"selection": y[data.train], "test": y[data.test]}
             tw.ensemble.leave(trial, fitted, predictions=predictions, targets=targets, sample=x[data.train])
+            longest = max(longest, time.process_time() - began_trial)
             return _log_loss(fitted.predictions, y[data.train])
 
         study = tw.Study(SPACE, objectives="min log_loss", directory=folder, seed=seed)
-        # As many trials are asked for as the time is enough for by the mean so far, until it is not enough for one.
-        done, spent = 0, 0.0
-        while not done or spent * (1 + 1 / done) < budget:
-            more = int((budget - spent) / spent * done) if done else 1
-            study.run(run, trials=done + more, engine=tw.Local(workers=0), progress=False)
-            done, spent = len(study.trials), time.process_time() - began
+        with contextlib.suppress(KeyboardInterrupt):
+            study.run(run, trials=1000, engine=tw.Local(workers=0), progress=False)
         library = tw.Library.open(folder)
         chosen = tw.ensemble.EnsembleSettings().choose(library)
         spent = time.process_time() - began
