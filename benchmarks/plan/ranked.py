@@ -4,10 +4,12 @@
 
 For each family (random weights, as the library makes it), the Oracle ranks plans as a user would and tries them in a
 dry run. Every plan that it calls runnable on all ranks is trained for three steps; losses, gradients and parameters
-are compared with those of one process. Of the others the reason is kept.
+are compared with those of one process. Of the others the reason is kept. Rows of families and numbers of ranks that
+were not asked for stay in the file of results, each with the revision that it was measured at.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ def main() -> None:
         for ranks in map(int, arguments.ranks.split(","))
         for row in _rows_of(family, ranks)
     ]
+    rows += _kept_rows(arguments.results, {(row["family"], row["ranks"]) for row in rows})
+    rows.sort(key=lambda row: (list(FAMILIES).index(row["family"]), row["ranks"]))
     shown = [(row["family"], row["ranks"], row["plan"], row["place"], row["outcome"][:90]) for row in rows]
     print(table(("family", "ranks", "plan", "place in the ranking", "outcome"), shown))
     run = [row for row in rows if row["distance"] is not None or row["outcome"].startswith("failed")]
@@ -70,7 +74,7 @@ def table_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         cells = []
         for ranks in numbers:
             run = [row for row in own if row["ranks"] == ranks and not row["outcome"].startswith("not runnable")]
-            cells.append(f"{sum(row['outcome'] == 'equal' for row in run)} of {len(run)}")
+            cells.append(f"{sum(row['outcome'] == 'equal' for row in run)} of {len(run)}" if run else "-")
         refused = {row["plan"] for row in own if row["outcome"].startswith("not runnable")}
         # Of the axes, those that no plan of the family has.
         axes = [axis for axis in ("tensor", "context", "pipeline") if axis in refused]
@@ -98,8 +102,17 @@ def _rows_of(family: str, ranks: int) -> list[dict[str, Any]]:
         place = 1 + runnable.index(plan) if plan in runnable else len(runnable) + 1
         number = distance if isinstance(distance, float) else None
         told = {"plan": plan.strategy, "place": place, "distance": number, "outcome": outcome}
-        rows.append({"family": family, "ranks": ranks, **told})
+        rows.append({"family": family, "ranks": ranks, **told, "revision": environment()["revision"]})
     return rows
+
+
+def _kept_rows(path: Path | None, measured: set[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return the rows of a file of results that were not measured now."""
+    if path is None or not path.exists():
+        return []
+    known = json.loads(path.read_text())
+    usual = {"revision": known["environment"]["revision"]}
+    return [usual | row for row in known["rows"] if (row["family"], row["ranks"]) not in measured]
 
 
 if __name__ == "__main__":
