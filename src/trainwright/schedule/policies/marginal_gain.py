@@ -218,7 +218,8 @@ class _Planner:
         better = np.empty(len(size), dtype=int)
         better[np.lexsort((loss, -rungs))] = np.arange(len(size))
         peers = len(size) - np.searchsorted(np.sort(rungs), rungs) - 1
-        return np.where(peers > 0, better >= _WORST * peers, len(size) == 1)
+        # Of three or four all but the leaders, as not each of them has room to grow.
+        return np.where(peers > 0, better >= np.maximum(1, np.floor(_WORST * peers)), len(size) == 1)
 
     def _fair_size(self, allocator: DeviceAllocator, running: RunningTrial) -> int:
         """Return the size by which this trial ends no later than the last of all has to."""
