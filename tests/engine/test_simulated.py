@@ -185,6 +185,8 @@ class TestWhatMustNeverHappen:
             resume=data.draw(st.booleans()),
             stragglers=data.draw(st.sampled_from([0.0, 0.5])),
             drops_per_second=data.draw(st.sampled_from([0.0, 0.005])),
+            node_mtbf_seconds=data.draw(st.sampled_from([None, 100.0])),
+            repair_seconds=data.draw(st.sampled_from([0.0, 20.0, 200.0])),
         )
         trials, seed = data.draw(st.integers(1, 14)), data.draw(st.integers(0, 5))
         run, seen = watched(Scheduler(rule, policy), setting, trials, seed)
@@ -242,6 +244,18 @@ class TestWhatMustNeverHappen:
         assert "32 devices, the engine has 16" in str(error)
         assert isinstance(error, TrainwrightError)
         assert not isinstance(error, InputError)
+
+    def test_a_stall_with_nodes_that_fail(self):
+        """Nodes that fail and come back for ever do not keep a stalled study alive."""
+        setting = Simulated(
+            cluster=Cluster(4, 4),
+            task=written(lambda trial, epoch: trial),
+            node_mtbf_seconds=1000.0,
+            repair_seconds=1e4,
+        )
+        policy = DoublingAsPublished(start=4)
+        run = simulate(Scheduler(ASHA(max_epochs=16, min_epochs=1, eta=2), policy), setting, trials=4, seed=0)
+        assert run.stalled
 
     def test_a_policy_in_circles_is_refused(self):
         """A policy that wakes itself for ever while nothing else happens is an error, not a hang."""
@@ -303,6 +317,8 @@ HARD = Simulated(
     restart_seconds=1.0,
     stragglers=0.3,
     drops_per_second=0.001,
+    node_mtbf_seconds=500.0,
+    repair_seconds=50.0,
 )
 SCRIPT = """
 from test_simulated import HARD, digests
@@ -355,6 +371,7 @@ class TestRefusals:
         [
             ({"restart_seconds": -1.0}, r"Simulated.restart_seconds: got -1.0; allowed: a number >= 0"),
             ({"drops_per_second": -0.5}, r"Simulated.drops_per_second: got -0.5"),
+            ({"node_mtbf_seconds": 0.0}, r"Simulated.node_mtbf_seconds: got 0.0; allowed: a number > 0"),
             ({"stragglers": math.nan}, r"Simulated.stragglers: got nan"),
         ],
     )

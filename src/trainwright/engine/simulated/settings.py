@@ -132,9 +132,10 @@ class Simulated(Settings, error=EngineError):
     The seconds of the task are those on `task_devices` devices (None: on those of a new trial, the fewest of all
     schedulers that are compared); on others `scaling` says how fast a trial is. A new trial trains after
     `start_seconds`; `restart_seconds` is the cost of going on elsewhere. `stragglers` s makes each run of a trial
-    1 + |z| times as long, z normal with spread s; `drops_per_second` is the rate at which it fails. Unless
-    trials `resume`, whoever goes on trains again from the first epoch. Every draw is a function of the seed, the trial
-    and its run.
+    1 + |z| times as long, z normal with spread s; `drops_per_second` is the rate at which it fails. Nodes fail after
+    `node_mtbf_seconds` on average (None: never) and are back `repair_seconds` later; what ran there goes on from its
+    last epoch, with the devices of a new trial. Unless trials `resume`, whoever goes on trains again from the first
+    epoch. Every draw is a function of the seed, the trial and its run.
     """
 
     cluster: Cluster
@@ -146,3 +147,7 @@ class Simulated(Settings, error=EngineError):
     resume: Annotated[bool, flag(), "continue from the last epoch"] = True
     stragglers: Annotated[float, _NOT_NEGATIVE, "spread of how much longer a run takes"] = 0.0
     drops_per_second: Annotated[float, _NOT_NEGATIVE, "rate at which a run fails"] = 0.0
+    node_mtbf_seconds: Annotated[
+        float | None, optional(number(above=0), words="None for never"), "mean time between failures of a node"
+    ] = None
+    repair_seconds: Annotated[float, _NOT_NEGATIVE, "until a failed node is back"] = 3600.0

@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ OnResult = Callable[[int, int, tuple[float, ...], bool], None]
 
 A trial that was promoted result_epochs its last report again, and that it does not rest any more.
 """
+_IDLE = 1000  # events a node without any training, after which nothing more is expected
 
 
 def simulate(
@@ -99,13 +101,18 @@ class _Simulation:
         self.clock = 0.0  # when the driver decides on the present event, in seconds
         self.trials: dict[int, SimulatedTrial] = {}
         self.training = 0  # how many trials train
+        self.interrupted: deque[int] = deque()
         self.learning_curves = setting.task.learning_curves(seed)
         self.index = self.rule.fold(self.rule.empty(), Opened(seed=seed))
         self.luck = Draws(seed, "simulated straggling")
         self.drops = Draws(seed, "simulated drop", "exponential")
+        self.lifetimes = Draws(seed, "simulated node", "exponential")
         cluster = setting.cluster
         self.events = EventQueue(most=100 * (cluster.devices + 1000))
         self.timer: int | None = None  # when the policy or the rule wants to be asked again
+        self.down: set[int] = set()  # nodes
+        self.nothing = False  # there was no work when it was asked for last
+        self.idle = 0  # events in a row without any training
         self.device_allocator = DeviceAllocator(
             scheduler.policy,
             self,
@@ -120,6 +127,10 @@ class _Simulation:
         )
 
     def run(self) -> SimulatedStudy:
+        # The first failure of each node; the next one is drawn when it is back.
+        if self.setting.node_mtbf_seconds is not None:
+            for node in range(self.setting.cluster.nodes):
+                self._plan_failure(node, 0)
         self._plan_devices(None)
         while self.events and not self._is_over():
             event = self.events.pop()
@@ -158,8 +169,12 @@ class _Simulation:
         return seconds_left(wall, shared, at=self.clock, spent=self.study.sum_seconds(self.clock), devices=busy)
 
     def _is_over(self) -> bool:
-        """Whether nothing trains and nothing will: no timer is set."""
-        return not self.training and self.timer is None
+        """Whether nothing trains and nothing will: no timer is set, and no node comes back that could be used."""
+        if self.training or self.timer is not None:
+            return False
+        # A node that comes back may be what a waiting trial needs.
+        waits = self.device_allocator.preempted or self.interrupted or self.device_allocator.running
+        return not self.down or (self.nothing and not waits) or self.idle > _IDLE * (1 + self.setting.cluster.nodes)
 
     def _is_void(self, event: Event) -> bool:
         """Whether an event has been overtaken by another."""
@@ -171,7 +186,8 @@ class _Simulation:
         return kind is EventKind.TIMER and nanoseconds != self.timer
 
     def _handle(self, event: Event) -> None:
-        nanoseconds, kind, _, number, _ = event
+        nanoseconds, kind, _, number, version = event
+        self.idle = 0 if self.training else self.idle + 1
         self.clock = max(self.clock, nanoseconds / NANO)
         at_checkpoint = None
         if kind is EventKind.REPORTED:
@@ -180,6 +196,11 @@ class _Simulation:
             at_checkpoint = self._pass_checkpoint(self.trials[number])
         elif kind is EventKind.FAILED:
             self._fail_trial(self.trials[number])
+        elif kind is EventKind.NODE_LOST:
+            self._lose_node(number, version)
+        elif kind is EventKind.NODE_BACK:
+            self.down.remove(number)
+            self.device_allocator.free_slots.give(self._node_slots(number))
         else:
             self.timer = None
         self._plan_devices(at_checkpoint)
@@ -187,7 +208,11 @@ class _Simulation:
     # What waits for devices.
 
     def next_trial(self, *, new: bool = True) -> PendingTrial | None:
-        """Return a promoted trial, or a new one."""
+        """Return an interrupted trial, a promoted one, or a new one."""
+        self.nothing = False
+        if self.interrupted:
+            number = self.interrupted.popleft()
+            return PendingTrial(number, self.trials[number].checkpoint)
         answer = self.rule.on_free(self.index, self._rule_view())
         if isinstance(answer, Promote):
             self._fold_event(Promoted(trial=answer.trial, until_epoch=answer.until_epoch))
@@ -212,6 +237,7 @@ class _Simulation:
                 trial.checkpoint = trial.reported = at  # from here on the curve is that of its own parameters
                 self._fold_event(Started(trial=number, clone=clone, epoch=at))
             return PendingTrial(number, trial.checkpoint)
+        self.nothing = True
         return None
 
     def waits(self) -> bool:
@@ -270,6 +296,31 @@ class _Simulation:
         self._note_training(trial, trial.until)
         self.device_allocator.note_report(trial.number, trial.until, trial.course.losses(trial.until)[0], self.clock)
         return trial.number
+
+    def _lose_node(self, node: int, life: int) -> None:
+        """Let what ran on a node, or was about to, go on elsewhere from its last epoch; the node is out for a while."""
+        slots = self._node_slots(node)
+        for number, running in list(self.device_allocator.running.items()):
+            if any(slot in slots for slot in (*running.block, *(running.target or ()))):
+                trial = self.trials[number]
+                if trial.trains:
+                    self._note_training(trial, trial.behind(self.clock))
+                self._release_devices(trial, "node lost")
+                self.device_allocator.note_ended(number)
+                self.interrupted.append(number)
+        self.device_allocator.free_slots.withdraw(slots)
+        self.down.add(node)
+        back = self.clock + self.setting.repair_seconds
+        self.events.push(back, EventKind.NODE_BACK, node, 0)
+        self._plan_failure(node, life + 1, after=back)
+
+    def _plan_failure(self, node: int, life: int, after: float = 0.0) -> None:
+        mean = self.setting.node_mtbf_seconds or math.inf
+        self.events.push(after + mean * self.lifetimes.at(node, life), EventKind.NODE_LOST, node, life)
+
+    def _node_slots(self, node: int) -> range:
+        size = self.setting.cluster.devices_per_node
+        return range(node * size, (node + 1) * size)
 
     # What the policy plans.
 
@@ -386,7 +437,7 @@ class _Simulation:
     # Small things.
 
     def _fold_event(self, event: RuleEvent) -> None:
-        self.index = self.rule.fold(self.index, event)
+        self.index, self.nothing = self.rule.fold(self.index, event), False
 
     def _rule_view(self) -> RuleView:
         left, final = self.limits.remaining(len(self.trials)), self.device_allocator.final

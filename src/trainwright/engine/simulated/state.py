@@ -19,14 +19,16 @@ NANO = 1_000_000_000
 class EventKind(IntEnum):
     """What happens at one time happens in this order; starts follow from each."""
 
-    FAILED = 0
-    REPORTED = 1
-    CHECKPOINT = 2
-    TIMER = 3
+    NODE_LOST = 0
+    FAILED = 1
+    REPORTED = 2
+    CHECKPOINT = 3
+    NODE_BACK = 4
+    TIMER = 5
 
 
 Event = tuple[int, EventKind, int, int, int]
-"""Nanoseconds, kind, sequence, number of the trial, and a version, by which others can be void."""
+"""Nanoseconds, kind, sequence, number of the trial or node, and a version, by which others can be void."""
 
 
 class EventQueue:
@@ -125,7 +127,7 @@ class SimulatedTrial:
 class DeviceHold:
     """A trial held `block` from `start` to `end` (s), and let go of it for `why`.
 
-    It is "full", "stopped", "pause", "resize", "rest", "failed", "out of time" or "stalled".
+    It is "full", "stopped", "pause", "resize", "rest", "failed", "node lost", "out of time" or "stalled".
     """
 
     trial: int
@@ -189,7 +191,7 @@ class SimulatedStudy:
         block, since = self._holds.pop(trial)
         self.makespan_seconds = at
         self.device_seconds += len(block) * (at - since)
-        if why in {"resize", "rest"}:
+        if why in {"resize", "rest", "node lost"}:
             self._sizes[trial] = len(block)
         if why == "full":
             self.full += 1
