@@ -20,7 +20,7 @@ from trainwright.train.parallel.collectives import gather, narrow, reduce, scatt
 from trainwright.train.parallel.recompute.trees import map_only
 from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_plan import divide_by_plan, own_plan
-from trainwright.train.parallel.strategies.tensor_roles import Stretch, stretches_of
+from trainwright.train.parallel.strategies.tensor_roles import TensorGroup, tensor_groups_of
 
 __all__ = ["divide_blocks"]
 
@@ -40,7 +40,7 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None
             )
         divide_by_plan(model, plan, mesh)
         return
-    found = [(block, stretches) for block in blocks_of(model) if (stretches := stretches_of(block))]
+    found = [(block, groups) for block in blocks_of(model) if (groups := tensor_groups_of(block))]
     if not found:
         raise UnsupportedPlan.of(
             strategy,
@@ -53,16 +53,16 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None
         teach_attention()
     # With sequence parallelism a tensor may be whole or a part: its length tells which.
     part = _Part() if sequence else None
-    for block, stretches in found:
+    for block, groups in found:
         if part is not None:
             block.register_forward_pre_hook(part.note)
-        for stretch in stretches:
-            _check_divisible(stretch, mesh.size(), strategy)
-            _divide_stretch(stretch, mesh, part)
+        for group in groups:
+            _check_divisible(group, mesh.size(), strategy)
+            _divide_group(group, mesh, part)
     blocks = [block for block, _ in found]
     if part is not None:
-        for block, stretches in found:
-            _refuse_others(block, stretches)
+        for block, groups in found:
+            _refuse_others(block, groups)
         divide_between(blocks, mesh.get_group(), strategy, scatter=False)
         for block in blocks:
             _divide_norms(block, mesh)
@@ -77,9 +77,9 @@ def _refuse_experts(block: nn.Module, strategy: str) -> None:
                 raise UnsupportedPlan.of(strategy, f"{whose} holds experts; allowed: blocks of linear layers")
 
 
-def _check_divisible(stretch: Stretch, world: int, strategy: str) -> None:
-    wrong = [name for name, layer in stretch.columns.items() if layer.out_features % world]
-    heads = next((found for item in _HEADS if isinstance(found := getattr(stretch.parent, item, None), int)), world)
+def _check_divisible(group: TensorGroup, world: int, strategy: str) -> None:
+    wrong = [name for name, layer in group.columns.items() if layer.out_features % world]
+    heads = next((found for item in _HEADS if isinstance(found := getattr(group.parent, item, None), int)), world)
     if wrong or heads % world:
         what = f"{heads} attention heads" if heads % world else f"the outputs of {wrong[0]}"
         raise UnsupportedPlan.of(strategy, f"{what} cannot be divided by {world}")
@@ -101,45 +101,45 @@ class _Part:
         return x.is_floating_point() and x.ndim == 3 and x.shape[1] == self.length
 
 
-def _divide_stretch(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
+def _divide_group(group: TensorGroup, mesh: DeviceMesh, part: _Part | None) -> None:
     """Divide column-parallel layers, the row-parallel one behind them, and what lies between."""
     sequence = part is not None
     outside = Shard(1) if sequence else Replicate()
-    parent = stretch.parent
-    _refuse_own(stretch)
-    if stretch.attention is not None:
-        attention = MultiheadParallel(getattr(parent, stretch.attention), mesh, sequence=sequence)
-        setattr(parent, stretch.attention, attention)
+    parent = group.parent
+    _refuse_own(group)
+    if group.attention is not None:
+        attention = MultiheadParallel(getattr(parent, group.attention), mesh, sequence=sequence)
+        setattr(parent, group.attention, attention)
         _sum_replicated(attention)
         return
-    for name, layer in stretch.columns.items():
-        if stretch.fused and sequence and not stretch.alone:
+    for name, layer in group.columns.items():
+        if group.fused and sequence and not group.alone:
             raise UnsupportedPlan.of(
                 "tensor+sequence",
                 f"{type(parent).__name__} has {name} next to norms; move attention to a separate module",
             )
-        if stretch.fused:
+        if group.fused:
             setattr(parent, name, FusedColumns(layer, mesh))
         else:
-            style = ColwiseParallel(input_layouts=Replicate() if stretch.alone else outside, use_local_output=False)
+            style = ColwiseParallel(input_layouts=Replicate() if group.alone else outside, use_local_output=False)
             parallelize_module(parent, mesh, {name: style})
     # Columns divide their outputs, the row sums over its divided input: one exchange for both.
-    parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=outside)})
-    if stretch.alone:
+    parallelize_module(parent, mesh, {group.row: RowwiseParallel(output_layouts=outside)})
+    if group.alone:
         for module in parent.modules():
             _equal_everywhere(module, mesh)
         parent.register_forward_pre_hook(_entering(mesh, part), with_kwargs=True)
     _sum_replicated(parent)
 
 
-def _refuse_own(stretch: Stretch) -> None:
+def _refuse_own(group: TensorGroup) -> None:
     """Refuse layers that others are put in the place of, if they do more than torch's; and parametrised ones."""
-    parent = stretch.parent
-    names = [stretch.attention] if stretch.attention is not None else [*stretch.columns, stretch.row]
+    parent = group.parent
+    names = [group.attention] if group.attention is not None else [*group.columns, group.row]
     for name in names:
         layer = getattr(parent, name)
-        replaced = stretch.fused and name != stretch.row
-        if stretch.attention is not None:
+        replaced = group.fused and name != group.row
+        if group.attention is not None:
             fits = is_plain(layer, (nn.MultiheadAttention,)) and is_plain(layer.out_proj)
         else:
             fits = is_plain(layer) if replaced else "weight" in layer._parameters  # noqa: SLF001
@@ -152,7 +152,7 @@ def _refuse_own(stretch: Stretch) -> None:
 
 
 def _equal_everywhere(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Make DTensors of what else a stretch holds, such as norms of each head or a mask."""
+    """Make DTensors of what else a group holds, such as norms of each head or a mask."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         if not isinstance(parameter, DTensor):
             whole = distribute_tensor(parameter.detach(), mesh, [Replicate()])
@@ -163,7 +163,7 @@ def _equal_everywhere(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _entering(mesh: DeviceMesh, part: _Part | None) -> Callable[..., Any]:
-    """Return a hook that hands tensors to a stretch once, whole: so their gradients are summed once too."""
+    """Return a hook that hands tensors to a group once, whole: so their gradients are summed once too."""
 
     def whole(each: Any) -> Any:
         if isinstance(each, DTensor):
@@ -215,12 +215,12 @@ def _sum_partial(parameter: torch.Tensor) -> None:
         parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
 
 
-def _refuse_others(block: nn.Module, stretches: list[Stretch]) -> None:
+def _refuse_others(block: nn.Module, groups: list[TensorGroup]) -> None:
     """Refuse linear layers that were not told apart: where they are, attention may be, to all of the sequence."""
     for parent in block.modules():
         known = {
             name
-            for known_stretch in stretches
+            for known_stretch in groups
             if known_stretch.parent is parent
             for name in (*known_stretch.columns, known_stretch.row)
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-__all__ = ["COLUMNS", "FUSED", "ROWS", "Stretch", "stretches_of"]
+__all__ = ["COLUMNS", "FUSED", "ROWS", "TensorGroup", "tensor_groups_of"]
 
 FUSED = frozenset({"qkv", "qkv_proj", "c_attn", "Wqkv", "query_key_value", "in_proj", "to_qkv"})
 """Queries, keys and values in one layer: three times as many outputs as inputs."""
@@ -26,7 +26,7 @@ ROWS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class TensorGroup:
     """Layers that divide features, what is done to the parts, and the layer that sums them."""
 
     parent: nn.Module
@@ -36,28 +36,28 @@ class Stretch:
     alone: bool = True
     """Whether the module does nothing else: then its input is made ready once for all its layers."""
     attention: str | None = None
-    """Name of an `nn.MultiheadAttention`, which is such a stretch by itself."""
+    """Name of an `nn.MultiheadAttention`, which is such a group by itself."""
 
 
-def stretches_of(block: nn.Module) -> list[Stretch]:
-    """Return the stretches of a block, in the order of its modules; a layer shared with another module is left out."""
+def tensor_groups_of(block: nn.Module) -> list[TensorGroup]:
+    """Return the groups of a block, in the order of its modules; a layer shared with another module is left out."""
     found = []
     for parent in block.modules():
         if isinstance(parent, nn.MultiheadAttention):
             continue
         found += [
-            Stretch(parent=parent, columns={}, attention=name)
+            TensorGroup(parent=parent, columns={}, attention=name)
             for name, child in parent.named_children()
             if isinstance(child, nn.MultiheadAttention)
         ]
         linears = {name: child for name, child in parent.named_children() if isinstance(child, nn.Linear)}
         if len(linears) > 1:
-            found += _stretches_among(parent, linears)
+            found += _tensor_groups_among(parent, linears)
     return found
 
 
-def _stretches_among(parent: nn.Module, linears: dict[str, nn.Linear]) -> list[Stretch]:
-    """Return the stretches among the linear layers of one module, in order: columns up to a row."""
+def _tensor_groups_among(parent: nn.Module, linears: dict[str, nn.Linear]) -> list[TensorGroup]:
+    """Return the groups among the linear layers of one module, in order: columns up to a row."""
     named = all(name in COLUMNS | ROWS for name in linears)
     if not named:
         *first, last = linears
@@ -73,7 +73,7 @@ def _stretches_among(parent: nn.Module, linears: dict[str, nn.Linear]) -> list[S
             columns[name] = layer
         elif columns and _fit_together(columns, layer):
             fused = _is_fused(columns, layer)
-            found.append(Stretch(parent=parent, columns=columns, row=name, fused=fused, alone=single or not others))
+            found.append(TensorGroup(parent=parent, columns=columns, row=name, fused=fused, alone=single or not others))
             columns = {}
     return found
 
