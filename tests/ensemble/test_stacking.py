@@ -65,6 +65,15 @@ def test_found_by_name_and_fitted(study):
         EnsembleSettings(rule="stackin")
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"), [("share", "x"), ("share", None), ("share", float("nan")), ("share", 2.0), ("factors", ["x"])]
+)
+def test_damaged_numbers_are_refused(setting, value):
+    """An export's manifest may hold anything."""
+    with pytest.raises(EnsembleError, match=f"rule 'stacking': {setting}: got "):
+        make_rule({"name": "stacking", "factors": [1.0], "offsets": [0.0], setting: value}, "classes")
+
+
 class TestStackingFit:
     def library(self, rows=600):
         """Two good members and one that is noise."""

@@ -14,6 +14,7 @@ from trainwright.ensemble.combine.rules import CombinationRule, WeightedMean, co
 from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, Metric, default_metric
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
+from trainwright.validators import check, each, number
 
 __all__ = ["LinearStacking", "Stacking", "choose_rule"]
 
@@ -34,6 +35,12 @@ class Stacking(CombinationRule):
 
     name: ClassVar[str] = "stacking"
     outputs: ClassVar[tuple[str, ...]] = ("classes",)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that a damaged export may hold."""
+        for name in ("factors", "offsets"):
+            check(getattr(self, name), each(number()), f"rule {self.name!r}: {name}", EnsembleError)
+        check(self.share, number(above=0, maximum=1), f"rule {self.name!r}: share", EnsembleError)
 
     def fit(self, predictions: Sequence[Array], targets: Array) -> Self:
         """Return the head of least loss for members' predictions, K times [N, C], and classes [N] or values [N, C]."""
