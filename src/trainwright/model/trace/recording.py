@@ -15,7 +15,7 @@ from trainwright.model.trace.corrections import depends_on_values
 from trainwright.model.trace.recorder import StepRecorder, StorageLife, TracedOperation
 from trainwright.model.trace.step import TrainingStep
 
-__all__ = ["Recording", "Untraceable", "quiet_logging", "record_step"]
+__all__ = ["Recording", "Untraceable", "pause_garbage_collection", "quiet_logging", "record_step"]
 
 
 class Untraceable(ProfileError):
@@ -67,7 +67,8 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
     """
     recorder = StepRecorder(granule_bytes=granule_bytes)
     operations, parts = recorder.operations, {}
-    with step.tensors(), _no_garbage_collection(), quiet_logging():
+    gc.collect()
+    with step.tensors(), pause_garbage_collection(), quiet_logging():
         try:
             # A steady step: the optimizer has its state before recording begins.
             step.fill_state()
@@ -157,9 +158,8 @@ def _count_elements(parameters: list[nn.Parameter], recorder: StepRecorder) -> d
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection: what it frees, and when, would depend on what ran before."""
-    gc.collect()
+def pause_garbage_collection() -> Iterator[None]:
+    """Pause garbage collection: what it frees, when, and how long it takes would depend on what ran before."""
     enabled = gc.isenabled()
     gc.disable()
     try:

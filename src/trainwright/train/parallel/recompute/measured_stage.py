@@ -1,6 +1,5 @@
 """The bytes and seconds of one stage, called alone with what a model has called it with."""
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainwright.errors import UnsupportedModel
+from trainwright.model.trace.recording import pause_garbage_collection
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.train.parallel.recompute.run_context import (
     Autocast,
@@ -224,7 +224,7 @@ class StageRuns:
 
     def seconds(self) -> tuple[float, float]:
         """Return the seconds of a forward and of a backward."""
-        with self.alike(), _collector_paused():
+        with self.alike(), pause_garbage_collection():
             entered = self.opened()
             tensors = tensors_of(entered)
             watch = Stopwatch(tensors)
@@ -244,18 +244,6 @@ class StageRuns:
         """Let gradients of parameters go: the next run makes its own."""
         for parameter in self.parameters:
             parameter.grad = None
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Let no garbage be collected: that would count as the stage's seconds."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:
