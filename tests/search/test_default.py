@@ -103,7 +103,7 @@ def test_open_trials_count():
 
 def test_both_begin_with_the_same_trials():
     first = [
-        [c.params for c in play(searcher, view_of(6, trials=30), 7, bowl)]
+        [c.params for c in play(searcher, view_of(6), 7, bowl)]
         for searcher in (DefaultSearcher(), ForestSearcher(), GaussianProcessSearcher())
     ]
     assert first[0] == first[1] == first[2]

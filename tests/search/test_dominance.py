@@ -67,7 +67,7 @@ def test_a_forest_of_several_objectives_is_a_function_of_the_rows_in_their_order
 def test_the_front_is_found_where_it_bulges():
     """On a front that no weighted sum reaches but at its ends, proposals lie along it."""
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    view = SearchView(space, 0, 2, trials=60)
+    view = SearchView(space, 0, 2)
     searcher = ForestSearcher()
     for number in range(60):
         [configuration] = searcher.ask(view, [number])

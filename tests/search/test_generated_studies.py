@@ -49,7 +49,7 @@ def generated_study(searcher, number, trials=TRIALS):
     bounds = [math.inf] * objectives + [float(generator.uniform(0.0, 2.0))] * int(generator.integers(2))
     epochs = (None, 9, 27)[int(generator.integers(3))]
     slot = int(generator.integers(4)) if generator.random() < 0.3 else None
-    view = SearchView(space, number, objectives, trials, epochs=epochs, bounds=bounds, slot=slot)
+    view = SearchView(space, number, objectives, epochs=epochs, bounds=bounds, slot=slot)
     keys, open_trials = [], []
     while len(keys) < trials:
         try:

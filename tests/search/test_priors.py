@@ -49,7 +49,7 @@ def test_a_prior_multiplies_what_is_gained_and_fades():
     space = Space(x=Float(0.0, 1.0, prior=Normal(0.9, 0.05)))
     asked = []
     for results in (3, 60):
-        view = SearchView(space, 0, trials=100)
+        view = SearchView(space, 0)
         for number, x in enumerate(np.linspace(0.0, 1.0, results)):
             view.propose(number, space.configuration(np.array([x])))
             view.result(number, [(x - 0.2) ** 2], epoch=None, complete=True)

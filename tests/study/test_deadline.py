@@ -78,37 +78,3 @@ def test_command_line(tmp_path: Path) -> None:
             assert run.returncode == 2
             assert "deadline: got 2020-01-01" in run.stderr
             assert "Traceback" not in run.stderr
-
-
-class Counting(tw.RandomSearcher):
-    """Remembers for how many trials the search is said to be."""
-
-    def ask(self, view, numbers):
-        told.append(view.trials)
-        return super().ask(view, numbers)
-
-
-told: list[int | None] = []
-
-
-def test_the_searcher_is_told_for_how_many_trials_the_time_is(tmp_path: Path) -> None:
-    """From the first result on; trials of 0.1 s in 3 s are no more than 30, and a number of trials counts before."""
-    space, rule = tw.Space(x=tw.Float(0, 1)), tw.FixedEpochs(2)
-    for budget, least, most in (({"wall_seconds": 3.0}, 10, 30), ({"trials": 4, "wall_seconds": 60.0}, 4, 4)):
-        told.clear()
-        study = tw.Study(space, "min loss", directory=tmp_path / str(len(budget)), searcher=Counting())
-        study.run(train, scheduler=rule, engine=tw.Local(workers=0), progress=False, **budget)
-        assert told[0] == budget.get("trials")
-        assert all(least <= number <= most for number in told[1:])
-
-
-def test_the_searcher_counts_on_no_trials_of_the_final_phase(tmp_path: Path) -> None:
-    """Before a deadline there is time for fewer new trials than in a run of the same length: none start at its end."""
-    space, rule, least = tw.Space(x=tw.Float(0, 1)), tw.ASHA(max_epochs=24, kind="promotion"), []
-    for name in ("wall_seconds", "deadline"):
-        told.clear()
-        end = {"wall_seconds": 2.4, "deadline": datetime.now().astimezone() + timedelta(seconds=2.4)}[name]
-        study = tw.Study(space, "min loss", directory=tmp_path / name, searcher=Counting())
-        study.run(train, scheduler=rule, engine=tw.Local(workers=0), progress=False, **{name: end})
-        least.append(min((number for number in told if number is not None), default=0))
-    assert least[1] < 0.9 * least[0]

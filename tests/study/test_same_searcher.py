@@ -9,7 +9,7 @@ import trainwright as tw
 from trainwright.errors import StudyError
 from trainwright.study.notes import SearcherNote
 
-TRIALS, CUT = 16, 10  # from twice the columns and two on, the first trials do not depend on the budget
+TRIALS, CUT = 16, 10
 SPACE = tw.Space(
     lr=tw.Float(1e-5, 1e-1, log=True),
     width=tw.Int(1, 64),

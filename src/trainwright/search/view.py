@@ -36,7 +36,6 @@ class SearchView:
         space: Space,
         seed: int,
         objectives: int = 1,
-        trials: int | None = None,
         *,
         epochs: int | None = None,
         rungs: Sequence[int] = (),
@@ -46,7 +45,6 @@ class SearchView:
         self.space = space
         self.seed = seed
         self.objectives = objectives
-        self.trials = trials
         self.epochs = epochs
         self.slot = slot
         self.bounds = np.full(objectives, np.inf) if bounds is None else np.array(bounds, dtype=np.float64)

@@ -286,7 +286,6 @@ class Study(Simulating):
                 self.space,
                 state.seed,
                 len(self.objectives),
-                budget.trials,
                 epochs=scheduler.rule.max_epochs,
                 rungs=rungs_of(scheduler.rule),
                 slot=None if team is None else team.slot,

@@ -27,6 +27,7 @@ __all__ = ["Acquisition", "BayesianSearcher", "add_penalties", "draw_weights", "
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
+_INITIAL = 12  # results of the design at most: in more columns each one more was as good as lost
 _ROUNDS = 2  # of local search around the best candidates
 _STARTS = 5  # rows whose neighbours a round asks
 _PER_PROPOSAL = 4  # candidates at least, in a batch
@@ -66,7 +67,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
     name: ClassVar[str]  # as the origin of proposals
 
     initial: Annotated[int | None, optional(integer(minimum=0)), "results before the surrogate is asked"] = (
-        None  # columns + 1, at most half of all trials
+        None  # columns + 1, at most 12
     )
     candidates: Annotated[int, integer(minimum=8), "rows asked before the local search"] = 1000
 
@@ -86,8 +87,8 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         """Return the number of results before the surrogate is asked."""
         if self.initial is not None:
             return self.initial
-        most = view.space.dimension + 1
-        return most if view.trials is None else min(most, max(1, view.trials // 2))
+        # Not a share of the budget: a study may grow call by call, and is to be the same as if it had not.
+        return min(view.space.dimension + 1, _INITIAL)
 
     def in_design(self, view: SearchView, number: int) -> bool:  # noqa: ARG002 -- for searchers that begin otherwise
         """Whether a trial is of the initial design."""

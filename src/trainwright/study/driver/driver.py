@@ -71,7 +71,6 @@ class Driver:
             budget=self.budget,
             progress=self.progress,
             fits=self.leaving.time.fits,
-            time_left=self.leaving.time_left,
             team=self.team is not None,
         )
         self._watched_at = time.monotonic()

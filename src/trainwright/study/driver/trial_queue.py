@@ -1,11 +1,9 @@
 """The queue of trials that wait for devices: requeued after a loss, then promoted, then new ones."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import ClassVar
 
 from trainwright.errors import SpaceExhausted
@@ -25,8 +23,6 @@ from trainwright.study.projections import RuleProjection
 from trainwright.study.study_log import StudyLog
 
 __all__ = ["TrialQueue"]
-
-_FEW = 64  # results after which no initial design depends on how many trials are to come
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,8 +45,6 @@ class TrialQueue:
     team: bool
     fits: Callable[[int | None], bool]
     """Whether there is time for an epoch of a trial, or of a new one."""
-    time_left: Callable[[int], float]
-    """The seconds until time ends the run, if so many devices are busy."""
     granted: int = 0
     """How many trials were handed out in the present plan."""
     was_asked: bool = False
@@ -177,7 +171,6 @@ class TrialQueue:
             return None
         try:
             self.learn()
-            self._expect_trials()
             (configuration,) = self.searcher.ask(self.searcher_view, [number])
         except SpaceExhausted as end:
             claims.release([number])
@@ -188,18 +181,6 @@ class TrialQueue:
             claims.release([number])
             raise
         return number, configuration
-
-    def _expect_trials(self) -> None:
-        """Tell the searcher for how many trials the time is, which it would know from a number of trials."""
-        state, left = self.log.state, self.time_left(1)
-        # Before a deadline nothing new starts in the final phase.
-        left = min(left, max(0.0, self.allocator.device_allocator.final_at - time.monotonic()))
-        if self.budget.trials is not None or math.isinf(left) or not 0 < state.results <= _FEW:
-            return
-        took = [trial.seconds for trial in state.trials.values() if trial.has_result and trial.seconds > 0]
-        workers = max(1, state.counts[Status.RUNNING] + self.granted)
-        if took:
-            self.searcher_view.trials = len(state.trials) + int(workers * left / fmean(took))
 
     def _propose_clone(self, answer: Clone) -> int | None:
         """Write the proposal of a clone, whose parent's state is put by for it; None if another is quicker."""

@@ -154,7 +154,7 @@ def _simulate_study(
 ) -> SimulatedStudy:
     searching: dict[str, Any] = {}
     if search is not None:
-        asked = _SearcherRun(search, scheduler.rule, limits.trials, seed)
+        asked = _SearcherRun(search, scheduler.rule, seed)
         searching = {"configure": asked.configure, "on_result": asked.on_result, "result_epochs": asked.view.ladder}
         searching["objectives"] = search.objectives
     return simulate(scheduler, engine, **asdict(limits), seed=seed, **searching)
@@ -163,7 +163,7 @@ def _simulate_study(
 class _SearcherRun:
     """A searcher at work in one simulated study: what it sees, and what it proposed."""
 
-    def __init__(self, search: SearchSetup, rule: PromotionRule, trials: int | None, seed: int) -> None:
+    def __init__(self, search: SearchSetup, rule: PromotionRule, seed: int) -> None:
         rule.check_space(search.space)
         self._searcher, self._rule = search.searcher, rule
         self._length = rule.max_epochs
@@ -171,7 +171,6 @@ class _SearcherRun:
             search.space,
             seed,
             search.objectives,
-            trials,
             epochs=self._length,
             rungs=rungs_of(rule),
             bounds=search.bounds,
