@@ -135,7 +135,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 def _play(problem: Bounded, searcher: Searcher, trials: int, seed: int) -> Array:
     """Return the losses [trials, objectives and constraints] of a search."""
     space = tw.Space.of({f"x{i}": tw.Float(0.0, 1.0) for i in range(problem.dimension)})
-    view = SearchView(space, seed, problem.objectives, trials, bounds=problem.bounds)
+    view = SearchView(space, seed, problem.objectives, bounds=problem.bounds)
     for number in range(trials):
         [asked] = searcher.ask(view, [number])
         view.propose(number, asked)

@@ -77,7 +77,7 @@ def _run(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return when results were there, in seconds, and the share of the true hypervolume at these times."""
     space = tw.Space.of({column.name: tw.Float(column.low, column.high) for column in problem.columns})
-    view, searcher = SearchView(space, seed, problem.objectives, trials=evaluations), tw.ForestSearcher()
+    view, searcher = SearchView(space, seed, problem.objectives), tw.ForestSearcher()
     durations = np.maximum(1.0, np.random.default_rng(seed).normal(60.0, 15.0, evaluations)).tolist()
     proposed: dict[int, list[float]] = {}
     points: list[list[float]] = []
