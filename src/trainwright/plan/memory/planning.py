@@ -20,6 +20,7 @@ from trainwright.validators import check, one_of
 __all__ = [
     "Solver",
     "full_bytes",
+    "infeasible_budget",
     "minimal_bytes",
     "plan_chain",
     "simplify_plan",
@@ -83,13 +84,13 @@ def plan_chain(
         link = Link.of(bandwidth)
         copied, needed = lowest_with_copies(chain)
         if needed > budget_bytes and operations is None:
-            raise _infeasible_budget(chain, budget_bytes, copies=True)
+            raise infeasible_budget(chain, budget_bytes, copies=True)
         joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied, search_seconds=search_seconds)
         if joint is not None and joint != operations:
             joint = simplify_plan(chain, joint, link=link)
             return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=least, link=link)
     if operations is None:
-        raise _infeasible_budget(chain, budget_bytes)
+        raise infeasible_budget(chain, budget_bytes)
     operations = simplify_plan(chain, operations)
     return Plan.of(chain, operations, budget_bytes=budget_bytes, solver=found, lower_seconds=lower)
 
@@ -161,7 +162,7 @@ def _faster_of(
     return operations, max(lower, known if searched.finished else min(known, searched.lower_seconds))
 
 
-def _infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False) -> InfeasibleBudget:
+def infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False) -> InfeasibleBudget:
     """Say what the least budget is, without copies to the host or with them, and who needs it."""
     operations, needed = lowest_with_copies(chain) if copies else lowest_plan(chain)
     link = Link(to_host=math.inf, to_device=math.inf) if copies else None

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainwright.errors import BudgetExceeded
+from trainwright.errors import BudgetExceeded, InfeasibleBudget
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.plan_record import Plan
-from trainwright.plan.memory.planning import full_bytes, plan_chain
+from trainwright.plan.memory.planning import full_bytes, infeasible_budget, plan_chain
 from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.gathered import fixed_bytes, parameters_gathered
@@ -77,17 +77,25 @@ def fit(
         )  # fmt: skip
     chain = agree(replace(own, fixed={**own.fixed, **fixed_bytes(sharded or model)}))
     budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
+    tried_bytes = budget_bytes
     elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
     # What a search gains is a share of a step: two searches are not to outlast one.
     settings.setdefault("search_seconds", chain.plain_seconds / 2)
     for _ in range(_TRIES):
-        plan = plan_chain(chain, budget=budget_bytes, **settings)
+        try:
+            plan = plan_chain(chain, budget=tried_bytes, **settings)
+        except InfeasibleBudget as error:
+            # What a refusal names as the least has to be enough: a step says whether it is.
+            tried_bytes = error.minimal_bytes
+            plan = plan_chain(chain, budget=tried_bytes, **settings)
         module = apply(model, plan)
         peak = agree(tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1)) + elsewhere
         if peak <= budget_bytes:
             return module
+        if peak <= tried_bytes:
+            raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")))
         # Together the stages took more than was measured of each: plan again with that much in reserve.
-        more = peak - budget_bytes
+        more = peak - tried_bytes
         chain = replace(chain, fixed={**chain.fixed, "reserve": chain.fixed["reserve"] + more})
     raise BudgetExceeded(
         f"budget: got {format_bytes(budget_bytes)}, and a step took {format_bytes(peak)} though its plan was within "

@@ -58,12 +58,21 @@ def find_stages(model: nn.Module, patterns: Sequence[str] = ()) -> tuple[str, ..
     follows a layer with weights (an activation, a norm); and modules beside these that are made of modules.
     """
     if patterns:
-        return _named_stages(model, patterns)
+        return _without_nested(model, _named_stages(model, patterns))
     whole = [*_of_sequence(model, "", element=False)] if isinstance(model, nn.Sequential) else []
     found = whole if type(model) is nn.Sequential else [*_of_children(model, "")]
     # The same module under two names is called under the first.
     known = dict(model.named_modules())
-    return tuple(name for name in found if ":" in name or name in known) or ("",)
+    return _without_nested(model, tuple(name for name in found if ":" in name or name in known)) or ("",)
+
+
+def _without_nested(model: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out stages that are called inside another, as a layer that blocks share and the model lists beside them."""
+    sites = stage_sites(model, names)
+    nested = {
+        inner for site in sites.values() for module in site.modules for inner in module.modules() if inner is not module
+    }
+    return tuple(name for name in names if nested.isdisjoint(sites[name].modules))
 
 
 def _named_stages(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
