@@ -15,8 +15,7 @@ import pytest
 
 import trainwright as tw
 from resource_limits import GIBIBYTE, limited
-from trainwright.checkpoint.tools.inspect import inspect
-from trainwright.checkpoint.tools.verify import verify
+from trainwright.checkpoint.tools.inspect import inspect, verify
 from trainwright.cli.main import build_app
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.ensemble import Ensemble

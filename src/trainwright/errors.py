@@ -4,63 +4,6 @@ import difflib
 import functools
 from collections.abc import Collection, Mapping
 
-__all__ = [
-    "AllocationError",
-    "BudgetError",
-    "BudgetExceeded",
-    "ChainError",
-    "CheckpointConfigError",
-    "CheckpointCorruptError",
-    "CheckpointError",
-    "CheckpointFormatError",
-    "CheckpointMismatchError",
-    "CheckpointNotFoundError",
-    "CheckpointSpaceError",
-    "CheckpointStateError",
-    "CheckpointVersionError",
-    "CostError",
-    "DeadlinePassed",
-    "DeviceError",
-    "EmptyLibraryError",
-    "EngineError",
-    "EnsembleError",
-    "ExportError",
-    "InfeasibleBudget",
-    "InputError",
-    "LedgerError",
-    "LedgerFull",
-    "LedgerTooNew",
-    "ListenError",
-    "MissingExtra",
-    "MixedSplitsError",
-    "NotReady",
-    "ObjectiveError",
-    "Overloaded",
-    "PipelineError",
-    "PlanMismatch",
-    "PredictionError",
-    "ProfileError",
-    "RequestError",
-    "ScheduleError",
-    "SchedulerStalled",
-    "SearchError",
-    "ServeConfigError",
-    "ServeError",
-    "SpaceError",
-    "SpaceExhausted",
-    "SpaceInfeasible",
-    "SplitOverlapError",
-    "StudyError",
-    "TrainwrightError",
-    "TrialError",
-    "TrialMisuse",
-    "UnknownAttribute",
-    "UnsupportedModel",
-    "UnsupportedPlan",
-    "closest",
-]
-
-
 _TORCH_OF_PLANS = (2, 11)
 """What plans and profiles are tested with; plain training takes 2.4 too."""
 
@@ -326,3 +269,7 @@ def closest(name: str, known: Collection[str]) -> str:
     plain = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), plain, n=1)
     return f" (did you mean {plain[near[0]]!r}?)" if near else ""
+
+
+# The tree and `closest` are all that is here.
+__all__ = [name for name, item in list(globals().items()) if getattr(item, "__module__", "") == __name__]

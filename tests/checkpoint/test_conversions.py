@@ -14,8 +14,8 @@ from trainwright.checkpoint.tools.diff import diff
 from trainwright.checkpoint.tools.formats.format import FORMATS, TensorInfo, equal_bits, format_named
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
 from trainwright.checkpoint.tools.formats.torch_zip import TorchZip
+from trainwright.checkpoint.tools.inspect import verify
 from trainwright.checkpoint.tools.sources import open_source
-from trainwright.checkpoint.tools.verify import verify
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointCorruptError,

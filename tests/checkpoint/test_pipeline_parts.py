@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
+from trainwright.checkpoint.ranks.merging import PipelineParts
 
 NAMES = [f"model.{number}.weight" for number in range(6)]
 

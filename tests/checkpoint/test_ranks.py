@@ -9,8 +9,7 @@ from rank_program import LAYOUTS, launch, restore, save
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.tools.convert import convert
 from trainwright.checkpoint.tools.formats.format import equal_bits, format_named
-from trainwright.checkpoint.tools.inspect import inspect
-from trainwright.checkpoint.tools.verify import verify
+from trainwright.checkpoint.tools.inspect import inspect, verify
 
 COUNTS = (1, 2, 3, 4)
 

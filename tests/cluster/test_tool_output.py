@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainwright.cli._plan_calibrate import import_network
+from trainwright.cli.plan_fit import import_network
 from trainwright.cluster import Cluster
 from trainwright.cluster.calibration.tool_output import adapt_cluster
 from trainwright.errors import InputError

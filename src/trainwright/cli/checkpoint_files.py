@@ -13,7 +13,7 @@ from trainwright.checkpoint.tools.diff import Diff
 from trainwright.checkpoint.tools.diff import diff as compare
 from trainwright.checkpoint.tools.inspect import Inspected, Inspection
 from trainwright.checkpoint.tools.inspect import inspect as look
-from trainwright.checkpoint.tools.verify import verify as check
+from trainwright.checkpoint.tools.inspect import verify as check
 from trainwright.cli.command import Argument, Option, Result
 from trainwright.cli.formatting import print_table, size
 from trainwright.errors import CheckpointFormatError

@@ -5,7 +5,6 @@ from dataclasses import MISSING, asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from trainwright.cli._plan_calibrate import calibrate, import_network
 from trainwright.cli._plan_speeds import SpeedOf
 from trainwright.cli.command import Argument, Option, OrderedGroup, Result, make_group, options_of
 from trainwright.cli.formatting import print_rows, size
@@ -18,7 +17,7 @@ from trainwright.cli.inputs import (
     read_module,
     read_profile,
 )
-from trainwright.cli.plan_fit import fit
+from trainwright.cli.plan_fit import calibrate, fit, import_network
 from trainwright.cli.workflow.plan import PlanStage
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError

@@ -25,10 +25,9 @@ from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.failures import StudyFailed
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
-from trainwright.study.forecast.deadline import expect_by_deadline, outcome_by_deadline
 from trainwright.study.notes import JobNote, Searching
 from trainwright.study.projections import RuleProjection, SearchProjection, rungs_of
-from trainwright.study.simulating import Simulating
+from trainwright.study.simulating import Simulating, expect_by_deadline, outcome_by_deadline
 from trainwright.study.study_log import ENQUEUED, RetryOnFullDisk, StudyLog, compare, open_study_ledger
 from trainwright.train.assignment import as_number
 from trainwright.validators import check, instance_of, integer, number, optional

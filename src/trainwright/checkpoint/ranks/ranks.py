@@ -20,13 +20,13 @@ import numpy as np
 from trainwright.checkpoint.digest import digest_bytes
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.ranks.merging import (
+    PipelineParts,
     RankReport,
     merge_reports,
     other_ranks_names,
     place_record,
     tree_of_rank,
 )
-from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
 from trainwright.checkpoint.ranks.reshard import read_resharded, read_targets, share_tensors
 from trainwright.checkpoint.restore.restored import verify_digests
 from trainwright.checkpoint.save.publish import Published, WriteJob, publish, write_checkpoint, write_data, write_tree

@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.manifest import TensorRecord
-from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
+from trainwright.checkpoint.ranks.merging import PipelineParts
 from trainwright.checkpoint.ranks.tensor_slices import TensorShare, TensorSlice, open_slices
 from trainwright.checkpoint.save.publish import Published
 from trainwright.checkpoint.state.captured import canonical_names
