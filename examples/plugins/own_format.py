@@ -1,6 +1,7 @@
 """A checkpoint format of your own: one header in JSON, then the bytes of each tensor, one after another."""
 
 import hashlib
+import json
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +18,8 @@ from trainwright.checkpoint.tools.formats.format import (
     Stored,
     TensorInfo,
     as_bytes,
-    document,
     head,
     plain,
-    read_document,
 )
 
 __all__ = ["Plain"]
@@ -75,3 +74,19 @@ class Plain(Format):
                 return flat.reshape(infos[name].shape)
 
             yield Stored(infos=infos, metadata=text, fetch=fetch)
+
+
+def document(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> bytes:
+    """Return what a file keeps beside its arrays: dtype, shape and tie of every tensor, and the metadata."""
+    tensors = {name: [info.dtype, info.shape, info.tied] for name, info in infos.items()}
+    return json.dumps({"tensors": tensors, "metadata": dict(metadata)}).encode()
+
+
+def read_document(content: bytes) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Return the tensors and the metadata that `document` kept."""
+    kept = json.loads(content)
+    infos = {
+        name: TensorInfo(dtype=dtype, shape=tuple(shape), tied=tied)
+        for name, (dtype, shape, tied) in kept["tensors"].items()
+    }
+    return infos, kept["metadata"]

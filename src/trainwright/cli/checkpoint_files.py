@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,7 @@ def inspect(
     print_table(["name", "dtype", "shape", "size", ""], rows[:_LINES], left=3)
     if len(rows) > _LINES:
         print(f"\n{len(rows) - _LINES:,} more names: --depth 2 sums them up")
-    return Result(found.to_json())
+    return Result(asdict(found))
 
 
 def verify(
@@ -98,7 +99,7 @@ def convert(
     )
     if done.lost:
         print(f"left out: {_list_some(done.lost)}")
-    return Result(done.to_json())
+    return Result(asdict(done))
 
 
 def _describe_checkpoint(found: Inspection) -> list[str]:

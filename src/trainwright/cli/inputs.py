@@ -122,22 +122,28 @@ def read_module(model: str, sample: str | None) -> tuple[Any, Any]:
     return built, call_function("--sample", sample)
 
 
-def read_loss(loss: str | None) -> Any:
-    """Return the function of model and batch that an option names, if it does."""
-    return None if loss is None else load_function(loss, "--loss")
-
-
 def described_in(precision: str) -> str:
     """Return the precision whose activations a plan in `precision` has."""
     return {"amp-fp8": "amp-bf16"}.get(precision, precision)
 
 
+def read_loss(loss: str | None) -> Any:
+    """Return the function of model and batch that an option names, if it does."""
+    return None if loss is None else load_function(loss, "--loss")
+
+
 def read_degrees(words: str) -> dict[str, int]:
     """Return the degrees that "tensor=8,pipeline=4" fixes."""
+    return _read_pairs("--degrees", words, "tensor=8,pipeline=4")
+
+
+def _read_pairs(option: str, words: str, example: str) -> dict[str, Any]:
+    """Return the numbers by name that "a=1,b=2" says."""
     parts = [part.partition("=") for part in words.split(",")]
-    if not all(value.strip().isdigit() for _, _, value in parts):
-        raise InputError(f"--degrees: got {words!r}; allowed: such as tensor=8,pipeline=4")
-    return {name.strip(): int(value) for name, _, value in parts}
+    try:
+        return {name.strip(): json.loads(value) for name, _, value in parts}
+    except ValueError:
+        raise InputError(f"{option}: got {words!r}; allowed: such as {example}") from None
 
 
 def find_cluster(name: str, nodes: int | None, *, force_units: bool = False) -> Cluster:
@@ -162,9 +168,4 @@ def read_devices(words: str, cluster: Cluster) -> list[int]:
 
 def read_costs(words: str) -> Input:
     """Return the costs of input that "bytes=110e3,decode=8e-3" says."""
-    parts = [part.partition("=") for part in words.split(",")]
-    try:
-        values = {name.strip(): json.loads(value) for name, _, value in parts}
-    except ValueError:
-        raise InputError(f"--input: got {words!r}; allowed: such as bytes=110e3,decode=8e-3,workers=8") from None
-    return Input.from_table(values, "--input")
+    return Input.from_table(_read_pairs("--input", words, "bytes=110e3,decode=8e-3,workers=8"), "--input")

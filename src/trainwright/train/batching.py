@@ -72,8 +72,10 @@ class Batching:
         # By default as many as a device took when the trial was new.
         most = self.micro_batch or max(1, -(-self.reference // self.start_devices))
         # If the batch divides evenly, micro-batches are of one size.
-        even = batch % self.processes == 0
-        times = share // _largest_divisor(share, most) if even else -(-share // most)
+        if batch % self.processes:
+            times = -(-share // most)
+        else:
+            times = share // max(divisor for divisor in _divisors(share) if divisor <= most)
         return BatchStep(batch=batch, micro_batch=-(-share // times), accumulate=times)
 
     @property
@@ -121,10 +123,6 @@ def _divisors(number: int) -> list[int]:
     # Divisors come in pairs around the square root.
     low = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({*low, *(number // divisor for divisor in low)})
-
-
-def _largest_divisor(number: int, most: int) -> int:
-    return max(divisor for divisor in _divisors(number) if divisor <= most)
 
 
 def _shown(batch: int) -> str:

@@ -85,7 +85,8 @@ class Slots:
                 loss_value = loss(self._model, part)
                 loss_value.backward()
                 losses.append([_wide(loss_value)])
-                gradients.append([_wide(_gradient_of(parameter)) for parameter in self._parameters])
+                found = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self._parameters]
+                gradients.append(list(map(_wide, found)))
                 buffers.append([_wide(buffer) for buffer in self._buffers])
         # The loss is averaged as gradients are: in the order of the slots.
         [mean_loss] = self._means(losses, [loss_value.detach()])
@@ -138,12 +139,6 @@ def _wide(tensor: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     return tensor.detach().to(torch.float64 if tensor.dtype == torch.float64 else torch.float32, copy=True)
-
-
-def _gradient_of(parameter: "torch.Tensor") -> "torch.Tensor":
-    import torch
-
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _seed_devices(parameters: "Sequence[torch.Tensor]") -> None:

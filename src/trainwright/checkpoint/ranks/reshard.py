@@ -127,7 +127,10 @@ def read_resharded(
 
     records = [record for record in published.manifest.tensors if record.name not in skip]
     likes = {record.name: like(record) for record in records}
-    boxes = {record.name: _wanted_slice(record, likes[record.name]) for record in records}
+    boxes = {
+        record.name: TensorSlice.whole(record.shape) if like is None else _slice_of(record.name, like)[0]
+        for record, like in zip(records, likes.values(), strict=True)
+    }
     found = {
         record.name: _memory_for(record, boxes[record.name], (places or {}).get(record.name)) for record in records
     }
@@ -180,10 +183,6 @@ def _memory_for(record: TensorRecord, part: TensorSlice, place: "torch.Tensor | 
     ):
         return place
     return torch.empty(part.lengths, dtype=dtype)
-
-
-def _wanted_slice(record: TensorRecord, like: Any) -> TensorSlice:
-    return TensorSlice.whole(record.shape) if like is None else _slice_of(record.name, like)[0]
 
 
 def _slice_of(name: str, tensor: Any) -> tuple[TensorSlice, int, int]:

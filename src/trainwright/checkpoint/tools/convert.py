@@ -8,7 +8,7 @@ parameters; every other entry of a `torch.save` file becomes an item of its name
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,10 +40,6 @@ class Conversion:
     tensors: int
     bytes: int
     lost: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
 
 def convert(source: Path | str, target: Path | str, to: str | Format, *, allow_lossy: bool = False) -> Conversion:

@@ -52,10 +52,6 @@ class Inspection:
     fingerprint: Mapping[str, Any] | None = None
     steps: tuple[int, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
 
 def inspect(path: Path | str) -> Inspection:
     """Return what the checkpoint at `path` holds; of a folder with many steps, the newest.
@@ -85,6 +81,7 @@ def inspect(path: Path | str) -> Inspection:
         )
         if manifest is None:
             return replace(found, metadata=dict(stored.metadata))
+        folders = list_checkpoints(Path(path))
         return replace(
             found,
             **{name: getattr(manifest, name) for name in ("step", "epoch", "world_size", "trial", "parent", "digest")},
@@ -92,12 +89,8 @@ def inspect(path: Path | str) -> Inspection:
             lease=manifest.lease or None,
             screen=manifest.screen,
             fingerprint=dict(manifest.fingerprint),
-            steps=tuple(sorted({_inspect_step(one) for one in list_checkpoints(Path(path))})),
+            steps=tuple(sorted({int(one.name.removeprefix("step-").split(".")[0]) for one in folders})),
         )
-
-
-def _inspect_step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-").split(".")[0])
 
 
 def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:

@@ -6,9 +6,8 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from trainwright.engine.protocol import Died, Outcome, Raised, Returned, StoppedEarly, TrainFunction
@@ -120,7 +119,8 @@ def raised_at(error: BaseException) -> RaisedAt | None:
     """
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
         return RaisedAt(type(error).__name__, error.filename, error.lineno, (error.text or "").strip()[:_LONGEST])
-    lines = [(file, line) for file, line in _walk_lines(error.__traceback__) if not _is_ours(file)]
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = [(file, line) for file, line in frames if not _is_ours(file)]
     own = [each for each in lines if not each[0].startswith(_LIBRARIES)]
     # A user's project may itself be installed; the standard library never counts.
     installed = [each for each in lines if "site-packages" in each[0]]
@@ -137,12 +137,6 @@ def traceback_of(error: BaseException) -> str:
         trace = trace.tb_next
     # An error that only lines of ours raised keeps them all: there is nothing else to tell.
     return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
-
-
-def _walk_lines(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
-    while trace is not None:
-        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
 
 
 def _is_ours(file: str) -> bool:

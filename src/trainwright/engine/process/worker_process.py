@@ -124,37 +124,19 @@ class ChildProcess:
             os.killpg(self._process.pid, number)
 
 
-class WorkerProcess(Worker):
+class WorkerProcess(ChildProcess, Worker):
     """A worker on this machine, and the other end of its line."""
 
     def __init__(self, part: range, listener: WorkerListener, environment: Mapping[str, str]) -> None:
-        super().__init__(part, listener)
+        Worker.__init__(self, part, listener)
         ours, theirs = socket.socketpair()
-        self._child = ChildProcess(environment, theirs)
+        ChildProcess.__init__(self, environment, theirs)
         listener.watch(self, Connection(ours.detach()))
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process is gone."""
-        return self._child.ended
-
-    @property
-    def terminating(self) -> bool:
-        """Whether an end was decided for it."""
-        return self._child.terminating
-
-    def terminate(self, failure: str, message: str, grace_seconds: float) -> None:
-        """Ask the process to end, and kill its group after `grace_seconds`."""
-        self._child.terminate(failure, message, grace_seconds)
-
-    def guard(self, memory_bytes: int | None, grace_seconds: float) -> None:
-        """Ask it to end if it is over its memory; kill it if its grace is over."""
-        self._child.guard(memory_bytes, grace_seconds)
 
     def outcome(self) -> Outcome:
         """Return what the end of the process means for its trial. Waits for the process."""
         self._listener.forget(self)
-        return replace(self._child.outcome(), seconds=self.seconds)
+        return replace(super().outcome(), seconds=self.seconds)
 
     def find_address(self) -> str:
         """Return an address of this machine."""
@@ -163,7 +145,7 @@ class WorkerProcess(Worker):
     def close(self, *, kill: bool) -> None:
         """End the process: at once, or by closing its line and waiting a little."""
         self.close_line()
-        self._child.close(kill=kill)
+        super().close(kill=kill)
 
 
 def log_path(directory: Path | None, assignment: Assignment) -> str | None:

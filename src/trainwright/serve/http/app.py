@@ -112,15 +112,15 @@ class Application:
             case [""]:
                 return lambda: self._page
             case ["metrics"]:
-                return self._write_metrics
+                return lambda: (self.metrics.text(list(models)), f"content-type: {CONTENT_TYPE}\r\n".encode())
             case ["openapi.json"]:
-                return self._write_api
+                return lambda: _as_json(_describe_api(models, token=self._token))
             case ["v2"]:
                 return lambda: _as_json(ABOUT)
             case ["v2", "health", "live"]:
                 return lambda: _as_json({"live": True})
             case ["v2", "health", "ready"]:
-                return self._write_ready
+                return lambda: _as_json({"ready": not self.check_ready()})
             case ["v2", "models", "stats"]:
                 return lambda: _as_json({"model_stats": [model.statistics() for model in models]})
             case ["v2", "ensembles", name]:
@@ -165,16 +165,6 @@ class Application:
         """Raise NotReady once the server ends."""
         if self.inference.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=1.0)
-
-    def _write_ready(self) -> Reply:
-        self.check_ready()
-        return _as_json({"ready": True})
-
-    def _write_metrics(self) -> Reply:
-        return self.metrics.text(list(self.models)), f"content-type: {CONTENT_TYPE}\r\n".encode()
-
-    def _write_api(self) -> Reply:
-        return _as_json(_describe_api(self.models, token=self._token))
 
     def _allow(self, exchange: HttpExchange, method: str) -> bool:
         """Refuse a request of another method, and say whether it is allowed."""

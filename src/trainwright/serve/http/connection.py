@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import httptools
 
 from trainwright.http_security import AccessRules
+
+if TYPE_CHECKING:
+    from trainwright.serve.http.app import Application
 
 __all__ = ["Connections", "HttpExchange"]
 
@@ -82,23 +85,10 @@ class HttpExchange:
         self._connection.send_reply(self, status, body, headers)
 
 
-class RequestHandler(Protocol):
-    """What answers."""
-
-    def handle(self, exchange: HttpExchange) -> None:
-        """Answer a request that the rules allow, now or later."""
-
-    def refuse(self, exchange: HttpExchange, status: int, text: str, headers: dict[str, str]) -> None:
-        """Answer one that the rules, or the connection's limits, forbid."""
-
-    def count_left(self) -> None:
-        """Note a client that left within its body."""
-
-
 class Connections:
     """All connections of a listener."""
 
-    def __init__(self, application: RequestHandler, *, rules: AccessRules, most: int, body_seconds: float) -> None:
+    def __init__(self, application: "Application", *, rules: AccessRules, most: int, body_seconds: float) -> None:
         self.application, self.rules, self.most, self.body_seconds = application, rules, most, body_seconds
         self.open: set[_Connection] = set()
         self.loop = asyncio.get_running_loop()

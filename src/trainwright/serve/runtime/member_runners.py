@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from trainwright.ensemble.library.member import Member, read_member
 from trainwright.ensemble.library.networks import apply_link, build_network, shape_outputs
@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["MemberLoop", "Runner", "describe_member", "runner_of"]
 
 
-class Runner(Protocol):
-    """The members of a unit, loaded on their device."""
-
-    def __call__(self, x: Array, members: Sequence[int]) -> Iterator[tuple[int, Array]]:
-        """Yield (k, predictions [N, ...] in float64) for each of these members of the unit, as soon as it is done."""
+Runner = Callable[[Array, Sequence[int]], Iterator[tuple[int, Array]]]
+"""The members of a unit, loaded on their device; yields as `MemberLoop` does."""
 
 
 def describe_member(member: Member) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A checkpoint format: named tensors and text, written and read bit for bit."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -31,7 +30,6 @@ __all__ = [
     "TensorInfo",
     "as_bytes",
     "check_dtypes",
-    "document",
     "equal_bits",
     "escape",
     "first_entry",
@@ -40,7 +38,6 @@ __all__ = [
     "head",
     "infos_of",
     "plain",
-    "read_document",
     "unescape",
 ]
 
@@ -211,22 +208,6 @@ def first_entry(path: Path) -> str | None:
         return None
     length = int.from_bytes(start[26:28], "little")
     return start[30 : 30 + length].decode("utf-8", "replace")
-
-
-def document(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str], **more: str) -> bytes:
-    """Return what a file keeps beside its arrays: dtype, shape and tie of every tensor, and the metadata."""
-    tensors = {name: [info.dtype, info.shape, info.tied] for name, info in infos.items()}
-    return json.dumps({"tensors": tensors, "metadata": dict(metadata), **more}).encode()
-
-
-def read_document(content: bytes) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Return the tensors and the metadata that `document` kept."""
-    kept = json.loads(content)
-    infos = {
-        name: TensorInfo(dtype=dtype, shape=tuple(shape), tied=tied)
-        for name, (dtype, shape, tied) in kept["tensors"].items()
-    }
-    return infos, kept["metadata"]
 
 
 def as_bytes(tensor: "Tensor") -> "Tensor":
