@@ -345,7 +345,7 @@ class TestSettings:
 def test_a_worker_without_a_driver_ends():
     """A worker is gone with its driver's end of the line, and closing waits for it."""
     worker = WorkerProcess(range(1), WorkerListener(), {})
-    pid = worker._child._process.pid
+    pid = worker._process.pid
     worker.close(kill=False)
     assert worker.ended
     assert not Path(f"/proc/{pid}").exists()
