@@ -6,7 +6,6 @@ parameters; every other entry of a `torch.save` file becomes an item of its name
 """
 
 import json
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.state.captured import RESERVED, canonical_names
 from trainwright.checkpoint.tools.formats.format import Format, Stored, equal_bits, format_named, format_of
+from trainwright.checkpoint.tools.formats.torch_zip import load_values
 from trainwright.checkpoint.tools.sources import open_source
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointSpaceError
 from trainwright.publishing import is_disk_full, publish
@@ -135,16 +135,7 @@ def _read_items(source: Path) -> tuple[dict[str, Any], int]:
     if format_of(source).name != "torch":
         with open_source(source) as opened:
             return {"model": _canonical({name: opened.stored[name] for name in opened.stored})}, 0
-    import torch
-
-    try:
-        content = torch.load(source, map_location="cpu", mmap=True, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointFormatError(
-            f"convert: got {source}, whose pickle asks for code to be executed or is damaged; allowed: tensors and "
-            "plain values"
-        ) from error
-    return _name_items(source, content)
+    return _name_items(source, load_values(source))
 
 
 def _read_folder(folder: Path) -> "dict[str, Tensor]":

@@ -120,7 +120,7 @@ class Application:
             case ["v2", "health", "live"]:
                 return lambda: _as_json({"live": True})
             case ["v2", "health", "ready"]:
-                return lambda: _as_json({"ready": not self.check_ready()})
+                return self._write_ready
             case ["v2", "models", "stats"]:
                 return lambda: _as_json({"model_stats": [model.statistics() for model in models]})
             case ["v2", "ensembles", name]:
@@ -165,6 +165,10 @@ class Application:
         """Raise NotReady once the server ends."""
         if self.inference.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=1.0)
+
+    def _write_ready(self) -> Reply:
+        self.check_ready()
+        return _as_json({"ready": True})
 
     def _allow(self, exchange: HttpExchange, method: str) -> bool:
         """Refuse a request of another method, and say whether it is allowed."""

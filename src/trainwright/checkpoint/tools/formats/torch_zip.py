@@ -29,7 +29,7 @@ from trainwright.errors import CheckpointFormatError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TorchZip"]
+__all__ = ["TorchZip", "load_values"]
 
 # Names that begin with % get another one, so nothing can be called this.
 _METADATA = "%metadata"
@@ -64,15 +64,7 @@ class TorchZip(Format):
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[Stored]:
-        import torch
-
-        try:
-            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise CheckpointFormatError(
-                f"checkpoint: got {path}, whose pickle asks for code to be executed or is damaged; allowed: "
-                "tensors and plain values"
-            ) from error
+        state = load_values(path)
         # A state dict of others may nest; tensors get dotted names.
         found = _Found()
         if isinstance(state, dict) and isinstance(state.get(_METADATA), dict):
@@ -86,6 +78,19 @@ class TorchZip(Format):
             fetch=lambda name: found.tensors[name].detach(),
             lost=tuple(found.lost),
         )
+
+
+def load_values(path: Path) -> Any:
+    """Return what `torch.save` wrote, tensors as views of the file; a pickle that would run code is refused."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointFormatError(
+            f"checkpoint: got {path}, whose pickle asks for code to be executed or is damaged; allowed: tensors and "
+            "plain values"
+        ) from error
 
 
 @dataclass(slots=True)
