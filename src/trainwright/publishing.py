@@ -31,8 +31,9 @@ class FileLayer:
     """The file operations of publishing, one method each: a place for stripe hints of a file system, and for faults."""
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and those above it; it is no error if it is there."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Make a folder, and those above it so that a power cut leaves their names; it is no error if it is there."""
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
 
     def create(self, path: Path) -> int:
         """Open a new file for writing and return its handle."""
@@ -138,6 +139,8 @@ def write_new(layer: FileLayer, path: Path, pieces: Iterable[memoryview]) -> Non
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, and bring their names to the disk."""
     if not path.is_dir():
+        if path.exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync_folder(path.parent)

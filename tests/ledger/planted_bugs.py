@@ -2,6 +2,7 @@
 
 import os
 
+from trainwright import publishing
 from trainwright.checkpoint import manager
 from trainwright.checkpoint.restore import restored
 from trainwright.ledger import directory, journal, record, writers
@@ -93,6 +94,13 @@ def checkpoints_unverified(patch):
     patch.setattr(restored, "find_damages", lambda *_, **__: iter(()))
 
 
+def folders_not_synced(patch):
+    """Make the folders of a study and of checkpoints without bringing their names to the disk."""
+    for module in (directory, publishing):
+        patch.setattr(module, "make_folder", lambda path: path.mkdir(parents=True, exist_ok=True))
+    patch.setattr(directory, "sync_folder", lambda path: None)
+
+
 PLANTED = {
     bug.__name__: bug
     for bug in (
@@ -109,5 +117,6 @@ PLANTED = {
         trials_left_behind,
         checksums_ignored,
         checkpoints_unverified,
+        folders_not_synced,
     )
 }

@@ -19,6 +19,7 @@ from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.reader import JournalReader
 from trainwright.ledger.record import Record, new_identity, read_identity
 from trainwright.ledger.writers import new_writer
+from trainwright.publishing import make_folder, sync_folder
 
 __all__ = ["DirectoryLedger"]
 
@@ -183,11 +184,12 @@ def _create(directory: Path) -> None:
         # A newer version's ledger is left as it is.
         _study_id(directory)
     for name in ("journal", "claims", "beats"):
-        (directory / name).mkdir(parents=True, exist_ok=True)
-    if (directory / "study.json").exists():
-        return
-    # The first of several creators wins.
-    _link(directory / "study.json", new_identity(), sync=True)
+        make_folder(directory / name)
+    if not (directory / "study.json").exists():
+        # The first of several creators wins.
+        _link(directory / "study.json", new_identity(), sync=True)
+    # Also what another creator has not synced yet: without these names no record would be found again.
+    sync_folder(directory)
 
 
 def _study_id(directory: Path) -> str:

@@ -6,21 +6,27 @@ process may stop, be killed or lose its power, and a write, a sync or a link may
 ever.
 """
 
+# ruff: noqa: PTH104, PTH108, PTH112, PTH120 -- paths are texts here, as the seams get them
+
 import builtins
 import errno
 import io
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
 
+from trainwright.checkpoint import manager
+from trainwright.checkpoint.state.fingerprint import capture_fingerprint
 from trainwright.randomness import rng
 
 __all__ = ["FAULTS", "Killed", "SimulatedMachine", "SimulatedProcess", "Stalled"]
@@ -28,14 +34,20 @@ __all__ = ["FAULTS", "Killed", "SimulatedMachine", "SimulatedProcess", "Stalled"
 FAULTS = ("kill", "power", "stop", "clock", "rot", "space", "torn", "write", "sync", "link", "stale")
 """Killed; power lost with all that was not synced; stopped for long; clock set; killed while a bit of a newest
 checkpoint turns; no space; part of a write; errors of write, sync and link, of the last after it was done; an old size
-of a file that others write."""
+of a file that others write, or an old list of files."""
 
 _ANYWHERE = frozenset({"kill", "power", "stop", "clock", "rot"})
 _LEASE_SECONDS, _BEATS = 180.0, 12
 _MOST_OPERATIONS = 60_000
+_OPERATION_SECONDS = 5e-3  # as on a network file system: readers look the more seldom, the longer it takes
 _WRITE_BACK_SECONDS = 30.0  # after which a system writes pages by itself
+_STALE_SECONDS = 30.0
 _LONGEST_STOP_SECONDS = 500.0
 _LONGEST_OVERSLEEP = 10.0  # a busy machine wakes a process up to so many times later than it asked for
+
+
+_RENAMES, _MAKE = (os.rename, os.replace), os.mkdir
+_capture_once = cache(capture_fingerprint)  # all simulated processes have the environment of this one
 
 
 class Killed(BaseException):
@@ -48,10 +60,14 @@ class Stalled(Exception):
 
 @dataclass(eq=False)
 class SimulatedProcess:
-    """A simulated process: when it goes on (virtual seconds), its clock's error, how much of its files is synced."""
+    """A simulated process: when it goes on (virtual seconds), its clock's error, how much of its files is synced.
+
+    `boot` counts the losses of power before it was started: none of an earlier boot lives.
+    """
 
     name: str
     wakes_at: float
+    boot: int = 0
     clock_offset: float = 0.0
     dead: bool = False
     sync_failed: bool = False
@@ -63,6 +79,7 @@ class SimulatedProcess:
     paths: dict[int, str] = field(default_factory=dict)
     synced: dict[str, tuple[int, float]] = field(default_factory=dict)
     sizes: dict[str, tuple[float, int]] = field(default_factory=dict)
+    listings: dict[str, tuple[float, list[str]]] = field(default_factory=dict)
 
 
 class SimulatedMachine:
@@ -80,13 +97,16 @@ class SimulatedMachine:
         self._here = threading.local()
         self._back = threading.Semaphore(0)
         self.processes: list[SimulatedProcess] = []
+        self._boots = 0
         self._real: dict[tuple[ModuleType, str], Any] = {}
+        # By folder: names that it got since it was synced, when, and what they were before a rename.
+        self._names: dict[str, list[tuple[float, str, str | None]]] = {}
 
     # The order.
 
     def start(self, name: str, body: Callable[[SimulatedProcess], None]) -> SimulatedProcess:
         """Add a process that runs `body` from now on."""
-        process = SimulatedProcess(name=name, wakes_at=self.now)
+        process = SimulatedProcess(name=name, wakes_at=self.now, boot=self._boots)
 
         def run() -> None:
             process.go.acquire()
@@ -159,19 +179,19 @@ class SimulatedMachine:
         if process.dead:
             raise Killed
         self.operations += 1
-        self.now += 1e-3
-        due = [at for at in self._waiting if at <= self.operations and self.planned[at] in {*_ANYWHERE, *kinds}]
-        fault = self.planned[due[0]] if due else ""
-        if fault:
-            self._waiting.remove(due[0])
-            self.happened[due[0]] = fault
+        self.now += _OPERATION_SECONDS
+        fault = ""
+        if self._waiting and self._waiting[0] <= self.operations:
+            due = [at for at in self._waiting if at <= self.operations and self.planned[at] in {*_ANYWHERE, *kinds}]
+            if due:
+                fault = self.happened[due[0]] = self.planned[due[0]]
+                self._waiting.remove(due[0])
         if fault == "rot":
             self._turn_bit()
         if fault in {"kill", "power", "rot"}:
-            for struck in self.processes if fault == "power" else (process,):
-                for path in struck.synced if fault == "power" else ():
-                    self._lose_unsynced(struck, path)
-                struck.dead = True
+            if fault == "power":
+                self._lose_power()
+            process.dead = True
             raise Killed
         if fault == "stop":
             process.wakes_at = self.now + float(self._draws.uniform(1.0, _LONGEST_STOP_SECONDS))
@@ -182,6 +202,30 @@ class SimulatedMachine:
             process.wakes_at = self.now
             self._yield(process)
         return fault
+
+    def _lose_power(self) -> None:
+        """End all processes, and lose what was not synced: of each file its end, of each folder its latest names."""
+        for process in self.processes:
+            for path in process.synced:
+                self._lose_unsynced(process, path)
+            process.dead = True
+        self._boots += 1
+        here, self._here.process = self._here.process, None  # what follows is no operation of a process
+        for folder, names in sorted(self._names.items()):
+            recent = [each for each in names if self.now - each[0] < _WRITE_BACK_SECONDS]
+            for _, path, before in reversed(recent[int(self._draws.integers(len(recent) + 1)) :]):
+                if before is not None and os.path.lexists(path):
+                    os.rename(path, before)
+                elif os.path.isdir(path):
+                    shutil.rmtree(path)
+                elif os.path.lexists(path):
+                    os.unlink(path)
+            self._names[folder] = []
+        self._here.process = here
+
+    def _note_name(self, path: Any, before: str | None = None) -> None:
+        """Note that a folder has a new name, that of `before` until now or of nothing."""
+        self._names.setdefault(os.path.dirname(path), []).append((self.now, str(path), before))
 
     def _lose_unsynced(self, process: SimulatedProcess, path: str) -> None:
         """Cut what was written to a file and not synced, or leave zeros or other bytes there, as file systems may."""
@@ -233,6 +277,7 @@ class SimulatedMachine:
             (os, "close"): self._close,
             (os, "link"): self._link,
             (os, "stat"): self._stat,
+            (os, "listdir"): self._list,
             (io, "open"): self._open_text,
             (time, "time"): lambda: self._start + self.now + self._here.process.clock_offset,
             (time, "monotonic"): lambda: self.now,
@@ -240,9 +285,10 @@ class SimulatedMachine:
             (time, "sleep"): self._sleep,
             (secrets, "token_hex"): lambda size=16: self._draws.bytes(size).hex(),
             (secrets, "randbelow"): lambda most: int(self._draws.integers(most)),
+            (manager, "capture_fingerprint"): _capture_once,
         }
-        for name in ("listdir", "rename", "replace", "unlink", "pread", "mkdir", "readlink"):
-            seams[os, name] = self._plain(getattr(os, name), ordered=name == "listdir")
+        for name in ("rename", "replace", "unlink", "pread", "mkdir", "readlink"):
+            seams[os, name] = self._plain(getattr(os, name))
         self._real = {place: getattr(*place) for place in seams}
         for (module, name), simulated in seams.items():
             setattr(module, name, self._divert(simulated, self._real[module, name], on_files=module in {os, io}))
@@ -275,13 +321,18 @@ class SimulatedMachine:
             raise OSError(errno.ENOENT, "no such file", text)
         return isinstance(text, str) and text.startswith(self._folder)
 
-    def _plain(self, real: Callable[..., Any], *, ordered: bool) -> Callable[..., Any]:
+    def _plain(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Return an operation that may only be the last of a process."""
 
         def operate(*arguments: Any, **settings: Any) -> Any:
             self._operate(self._here.process)
+            # What is renamed over something else keeps its name: one of the two contents is there either way.
+            target = str(arguments[1 if real in _RENAMES else 0])
+            new = real in {*_RENAMES, _MAKE} and self._size_of(target) < 0
             found = real(*arguments, **settings)
-            return sorted(found) if ordered else found
+            if new:
+                self._note_name(target, before=str(arguments[0]) if real in _RENAMES else None)
+            return found
 
         return operate
 
@@ -289,8 +340,11 @@ class SimulatedMachine:
         process = self._here.process
         if self._operate(process, *(["space"] if flags & os.O_CREAT else [])) == "space":
             raise OSError(errno.ENOSPC, "no space left on device", str(path))
+        new = flags & os.O_CREAT and self._size_of(path) < 0
         handle: int = self._real[os, "open"](path, flags, mode, **settings)
         process.paths[handle] = str(path)
+        if new:
+            self._note_name(path)
         if flags & os.O_CREAT:
             process.synced[str(path)] = 0, self.now
             self._stamp(process, str(path))
@@ -324,6 +378,7 @@ class SimulatedMachine:
             process.sync_failed = True
             self._lose_unsynced(process, path)
             raise OSError(errno.EIO, "input/output error", path)
+        self._names.pop(path, None)
         if path in process.synced:
             process.synced[path] = os.fstat(handle).st_size, self.now
 
@@ -337,6 +392,7 @@ class SimulatedMachine:
     def _link(self, source: Any, target: Any, **settings: Any) -> None:
         fault = self._operate(self._here.process, "link")
         self._real[os, "link"](source, target, **settings)
+        self._note_name(target)
         if fault == "link":
             raise FileExistsError(errno.EEXIST, "file exists", str(target))
 
@@ -353,15 +409,31 @@ class SimulatedMachine:
         if fault == "stale":
             # Pages come one by one: the end that is seen may lie within a line.
             size = int(self._draws.integers(size // 2, size + 1))
-            process.sizes[name] = self.now + 30.0, size
+            process.sizes[name] = self.now + _STALE_SECONDS, size
         elif self.now >= until:
             process.sizes[name] = 0.0, found.st_size
             return found
         return os.stat_result((*found[:6], min(size, found.st_size), *found[7:10]), {"st_mtime": found.st_mtime})
 
+    def _list(self, path: Any) -> list[str]:
+        """Return the names in a folder; a stale answer lacks those that others made since the last one."""
+        process = self._here.process
+        others = str(path).endswith("journal")
+        fault = self._operate(process, *(["stale"] if others else []))
+        found: list[str] = sorted(self._real[os, "listdir"](path))
+        until, known = process.listings.get(str(path), (0.0, []))
+        if fault == "stale":
+            until = self.now + _STALE_SECONDS
+        if self.now < until:
+            found = [name for name in found if name in known or f"{path}/{name}" in process.synced]
+        process.listings[str(path)] = until, found
+        return found
+
     def _open_text(self, path: Any, mode: str = "r", *arguments: Any, **settings: Any) -> Any:
         if self._operate(self._here.process, *(["space"] if mode[:1] in "wxa" else [])) == "space":
             raise OSError(errno.ENOSPC, "no space left on device", str(path))
+        if mode[:1] in "wxa" and self._size_of(path) < 0:
+            self._note_name(path)
         return builtins.open(path, mode, *arguments, **settings)  # noqa: PTH123 -- this is the seam
 
     def _stamp(self, process: SimulatedProcess, path: str) -> None:

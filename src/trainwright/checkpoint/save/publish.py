@@ -103,7 +103,6 @@ def refuse_unwritable(layer: FileLayer, home: Path) -> None:
     """Raise `CheckpointSpaceError` if nothing can be saved in a folder: now, not after hours of training."""
     probe = home / f".probe-{secrets.token_hex(4)}"
     try:
-        layer.make_folder(home)
         layer.make_folder(probe)
         probe.rmdir()
     except OSError as error:

@@ -90,6 +90,8 @@ def _digest_code() -> dict[str, str]:
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed += [site.getusersitepackages(), str(Path(trainwright.__file__).parent)]
+    # Those of a base environment, or of one that stands in PYTHONPATH.
+    installed += [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
     # Installed packages are known by their versions; only the user's own code is digested.
     roots = tuple(f"{root}{os.sep}" for path in installed for root in {path, os.path.realpath(path)})
     digests = {}
