@@ -1,22 +1,24 @@
 """Mutation score: the share of random small changes to the code that the fast tests notice.
 
-    python benchmarks/mutation/run.py --packages ledger,schedule --mutants 20 --seed 0 --json
+    python benchmarks/mutation/run.py --packages ledger,schedule --mutants 20 --seed 0 --results mutants.json
 
 Each mutant changes one place of a copy of the package (a comparison, a sign, a condition, a number, a returned value, a
-statement left out), then the tests of that package run until the first failure; a mutant on which all pass survives,
-and is printed. Mutants are drawn from the seed, without those that leave the compiled code as it is.
+statement left out), then the tests of that package run until the first failure: those that run the changed line first,
+if none of them notices all. A mutant on which all pass survives, and is printed. Mutants are drawn from the seed,
+without those that leave the compiled code as it is. Results are kept as they come: the same command continues.
 """
 
 import argparse
 import ast
 import copy
+import json
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +108,11 @@ def draw_mutants(package: str, count: int, draws: random.Random) -> list[Mutant]
     return found
 
 
-def is_killed(mutant: Mutant | None, tests: tuple[str, ...]) -> bool:
-    """Run tests on a copy of the package that has this change; whether one fails, or they do not end."""
+def run_tests(tests: Sequence[str], mutant: Mutant | None = None, *, measure: Path | None = None) -> bool:
+    """Run tests on a copy of the package, changed as `mutant` says; whether one fails, or they do not end.
+
+    With `measure` the lines that each test runs are kept in that file.
+    """
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("*.pyc"))
@@ -115,7 +120,12 @@ def is_killed(mutant: Mutant | None, tests: tuple[str, ...]) -> bool:
             (source / mutant.file.relative_to(ROOT / "src")).write_text(mutant.text, encoding="utf-8")
         # What is left open at the end is no test that fails.
         plugins = ["-p", "no:cacheprovider", "-p", "no:unraisableexception"]
-        command = [sys.executable, "-m", "pytest", "-q", "-x", *plugins, *tests]
+        under: list[str] = []
+        if measure is not None:
+            settings = Path(folder) / "coveragerc"
+            settings.write_text(f"[run]\ndynamic_context = test_function\ndata_file = {measure}\nsource = {source}\n")
+            under = ["coverage", "run", f"--rcfile={settings}", "-m"]
+        command = [sys.executable, "-m", *under, "pytest", "-q", "-x", *plugins, *tests]
         try:
             done = subprocess.run(
                 command,
@@ -130,7 +140,37 @@ def is_killed(mutant: Mutant | None, tests: tuple[str, ...]) -> bool:
             return True
         if done.returncode not in {0, 1, 2, 4}:
             raise SystemExit(f"mutation: pytest ended with status {done.returncode}: {done.stdout[-500:]}")
+        if mutant is None and done.returncode != 0:
+            raise SystemExit(f"mutation: the tests fail without any change: {done.stdout[-500:]}")
         return done.returncode != 0
+
+
+def map_lines(tests: Sequence[str]) -> dict[tuple[str, int], list[str]]:
+    """Return which tests run each line of a package, by its file's path below `src` and the line's number."""
+    from coverage import CoverageData
+
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        kept = Path(folder) / "lines"
+        run_tests(tests, measure=kept)
+        data = CoverageData(str(kept))
+        data.read()
+        found = {(file.rpartition("/src/")[2], line): names for file in data.measured_files()
+                 for line, names in data.contexts_by_lineno(file).items()}  # fmt: skip
+    paths = {path.stem: path for each in tests for path in (ROOT / each).rglob("test_*.py")}
+    return {place: sorted({_node_of(name, paths) for name in names} - {""}) for place, names in found.items()}
+
+
+def _node_of(context: str, paths: Mapping[str, Path]) -> str:
+    """Return the test's name as pytest takes it, of a context such as `package.test_module.TestClass.test_function`."""
+    words = context.split(".")
+    module = next((place for place, word in enumerate(words) if word in paths), None)
+    return "" if module is None else "::".join([str(paths[words[module]].relative_to(ROOT)), *words[module + 1 :]])
+
+
+def is_killed(mutant: Mutant, tests: Sequence[str], lines: Mapping[tuple[str, int], list[str]]) -> bool:
+    """Whether a test notices the change: first those that run its line in this process, then all."""
+    nearest = lines.get((str(mutant.file.relative_to(ROOT / "src")), mutant.line), [])
+    return (bool(nearest) and run_tests(nearest, mutant)) or run_tests(tests, mutant)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -144,28 +184,45 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     packages = options.packages.split(",")
     if unknown := sorted(set(packages) - set(TESTS)):
         parser.error(f"--packages: got {unknown[0]!r}; allowed: {', '.join(TESTS)}")
-    summary: dict[str, Any] = {}
-    survivors: list[dict[str, Any]] = []
+    kept = json.loads(options.results.read_text()) if options.results is not None and options.results.exists() else {}
+    # By package and place: whether it was noticed, and the verdict that somebody has written beside a survivor.
+    found: dict[str, dict[str, Any]] = kept.get("mutants", {}) if kept.get("seed") == options.seed else {}
+    result: dict[str, Any] = {}
     for package in packages:
-        if is_killed(None, TESTS[package]):
-            raise SystemExit(f"mutation: the tests of {package} fail without any change")
-        mutants = draw_mutants(package, options.mutants, random.Random(f"{options.seed} {package}"))
-        killed = 0
-        for mutant in mutants:
-            noticed = is_killed(mutant, TESTS[package])
-            killed += noticed
+        lines: dict[tuple[str, int], list[str]] | None = None
+        for mutant in draw_mutants(package, options.mutants, random.Random(f"{options.seed} {package}")):
             where = f"{mutant.file.relative_to(ROOT)}:{mutant.line}: {mutant.what}"
+            if where in found:
+                continue
+            if lines is None:
+                lines = map_lines(TESTS[package])
+            noticed = is_killed(mutant, TESTS[package], lines)
             progress(f"{'killed  ' if noticed else 'SURVIVED'} {where}")
-            if not noticed:
-                survivors.append({"package": package, "where": where})
-        summary |= {f"{package}_mutants": len(mutants), f"{package}_killed": killed / max(1, len(mutants))}
-        print(f"{package}: {killed} of {len(mutants)} mutants are noticed by {' '.join(TESTS[package])}")
-    result = {
-        "benchmark": "mutation", "seed": options.seed, "summary": summary, "survivors": survivors,
-        "environment": environment(),
-    }  # fmt: skip
+            found[where] = {"package": package, "noticed": noticed}
+            result = summarise(found, options.seed)
+            if options.results is not None:
+                finish(result, argparse.Namespace(results=options.results, json=False))
+    result = summarise(found, options.seed)
+    for row in result["table"]["rows"]:
+        print("{}: {} of {} mutants are noticed, {}".format(*row))
     finish(result, options)
     return result
+
+
+def summarise(found: Mapping[str, Mapping[str, Any]], seed: int) -> dict[str, Any]:
+    """Return the counts by package; survivors marked `equivalent` change nothing that is seen, and do not count."""
+    rows, summary = [], {}
+    for package in dict.fromkeys(each["package"] for each in found.values()):
+        those = [each for each in found.values() if each["package"] == package]
+        equivalent = sum("equivalent" in each for each in those)
+        killed, all_of = sum(each["noticed"] for each in those), len(those) - equivalent
+        rows.append([package, killed, all_of, f"{100 * killed / max(1, all_of):.0f} %", equivalent])
+        summary |= {f"{package}_mutants": all_of, f"{package}_killed": killed / max(1, all_of)}
+    return {
+        "benchmark": "mutation", "seed": seed, "summary": summary, "mutants": found,
+        "table": {"header": ["package", "noticed", "of mutants", "share", "equivalent, not counted"], "rows": rows},
+        "environment": environment(),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
