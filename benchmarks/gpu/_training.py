@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from models import gpt, resnet
 
-__all__ = ["Subject", "peak_of", "seconds_of", "subjects", "synchronize"]
+__all__ = ["Subject", "peak_of", "reserved_peak", "seconds_of", "subjects", "synchronize"]
 
 Subject = tuple[nn.Module, Tensor]
 
@@ -59,7 +59,13 @@ def peak_of(act: Callable[[], Any], device: str) -> int:
     if device == "cpu":
         return 0
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     act()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated()
+
+
+def reserved_peak(device: str) -> int:
+    """Return the most bytes that the allocator had reserved during the last `peak_of`, its fragments among them."""
+    return 0 if device == "cpu" else torch.cuda.max_memory_reserved()

@@ -1,4 +1,7 @@
-"""Resuming on the accelerator, bit for bit: a ResNet with augmentation noise, mixed precision, a scaler and Adam."""
+"""Resuming on the accelerator, bit for bit: a ResNet with augmentation noise, mixed precision, a scaler and Adam.
+
+And saves beside a training that goes on: on a stream of its own, and with steps that a CUDA graph replays.
+"""
 
 import argparse
 import tempfile
@@ -7,6 +10,7 @@ from typing import Any
 
 import torch
 from benchmarks.gpu._training import subjects
+from torch import nn
 from torch.nn import functional
 
 import trainwright as tw
@@ -25,12 +29,62 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         again = _train(options, Path(folder) / "again", _STEPS)
         _train(options, Path(folder) / "cut", _AT)
         resumed = _train(options, Path(folder) / "cut", _STEPS)
+    beside = {way: _saved_beside(options.device, way) for way in ("default", "stream", "graph")
+              if options.device == "cuda" or way == "default"}  # fmt: skip
     apart = {name: sum(not torch.equal(whole[key], found[key]) for key in whole) for name, found in
              {"again": again, "resumed": resumed}.items()}  # fmt: skip
     return {
-        "summary": {"gpu_resume_mismatches": apart["resumed"], "gpu_rerun_mismatches": apart["again"]},
+        "summary": {
+            "gpu_resume_mismatches": apart["resumed"],
+            "gpu_rerun_mismatches": apart["again"],
+            **{f"gpu_save_mismatches_{way}": wrong for way, wrong in beside.items()},
+        },
         "tensors": len(whole),
     }
+
+
+def _saved_beside(device: str, way: str) -> int:
+    """Save while the next steps are queued at once; return how many tensors are not what they were at the save."""
+    cuda = device == "cuda"
+    width, layers = (2048, 12) if cuda else (64, 2)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=way == "graph")
+    batch = torch.randn(1024, width, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream() if way != "default" else None
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder, torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+        act = step
+        if way == "graph":
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                step()
+            act = graph.replay
+        with tw.checkpoint.Manager(Path(folder), model=model, optimizer=optimizer) as manager:
+            for _ in range(3):
+                for _ in range(5):
+                    act()
+                # Clones are queued behind the steps; nothing waits for the device before the save.
+                then = {name: value.clone() for name, value in model.state_dict().items()}
+                handle = manager.save()
+                for _ in range(5):
+                    act()
+                    manager.count()
+                handle.committed.result()
+                now = {name: value.clone() for name, value in model.state_dict().items()}
+                manager.restore(check=False)
+                wrong += sum(not torch.equal(then[name], value) for name, value in model.state_dict().items())
+                model.load_state_dict(now)
+    return wrong
 
 
 def _train(options: argparse.Namespace, folder: Path, until: int) -> dict[str, torch.Tensor]:

@@ -1,14 +1,22 @@
-"""Memory plans on the accelerator: peaks by its allocator, gradients, overhead, copies beside work, largest batch."""
+"""Memory plans on the accelerator: peaks by its allocator, gradients, overhead, copies beside work, largest batch.
+
+And beside four ways by hand: `torch.utils.checkpoint` around every block, around every second one, by its selective
+contexts that keep matrix products, convolutions and attention, and `save_on_cpu` with pinned memory. The plan's budget
+is then the peak that the way by hand had.
+"""
 
 import argparse
 import itertools
+import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from benchmarks._report import progress
-from benchmarks.gpu._training import Subject, peak_of, seconds_of, subjects
+from benchmarks.gpu._training import Subject, peak_of, reserved_peak, seconds_of, subjects
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainwright import memory
 from trainwright.errors import InputError
@@ -19,6 +27,7 @@ __all__ = ["run"]
 
 _SHARES = (1.0, 0.7, 0.5, 0.35, 0.0)
 _CAPS = (16e9, 24e9, 40e9)
+_WAYS = ("every block", "every second block", "selective", "save_on_cpu")
 _ROOM = 0.04  # of a cap, for the allocator's fragments and the libraries' workspaces
 
 
@@ -26,9 +35,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Carry plans out; on CUDA, then look for the largest batch."""
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    rows = []
+    rows: list[dict[str, Any]] = []
+    by_hand: list[dict[str, Any]] = []
     for name, make in subjects(options.device, quick=options.quick).items():
         rows += _budgets(name, make, options)
+        by_hand += _by_hand(name, make, options)
         if options.device == "cuda":
             torch.cuda.empty_cache()
     batches = {} if options.device == "cpu" else _largest(options)
@@ -44,9 +55,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "gpu_overhead_worst": max(row["overhead"] for row in rows if not row["copy_seconds"]),
             "gpu_overhead_of_copies_worst": max((row["overhead"] for row in copying), default=None),
             "gpu_copies_hidden_least": min((row["copies_hidden"] for row in copying), default=None),
+            "gpu_plan_over_hand_worst": max(
+                (row["plan_seconds"] / row["seconds"] for row in by_hand if row["plan_seconds"]), default=None
+            ),
             **{f"gpu_largest_batch_{name}": found for name, found in batches.items()},
         },
         "rows": rows,
+        "by_hand": by_hand,
     }
 
 
@@ -81,6 +96,7 @@ def _budgets(name: str, make: Callable[[], Subject], options: argparse.Namespace
                 "budget_share": budget / full,
                 "predicted_bytes": plan.peak_bytes,
                 "measured_bytes": peak_of(lambda: _step(planned, batch), options.device),  # noqa: B023
+                "reserved_bytes": reserved_peak(options.device),
                 "planned_overhead": plan.overhead,
                 "overhead": seconds / plain - 1,
                 "copy_seconds": copying,
@@ -92,6 +108,64 @@ def _budgets(name: str, make: Callable[[], Subject], options: argparse.Namespace
         )
         model.zero_grad()
     return rows
+
+
+def _by_hand(name: str, make: Callable[[], Subject], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train as people write it by hand, and by a plan within the peak that this had; in turns."""
+    repeats = 2 if options.quick else 10
+    rows = []
+    for way in _WAYS:
+        progress(f"recomputing: {name}, by hand: {way}")
+        model, batch = make()
+        chain = chain_of(model, batch)
+        act = partial(_step_by_hand, way, model, batch)
+        peak = peak_of(act, options.device) if options.device == "cuda" else minimal_bytes(chain)
+        seconds = seconds_of(act, options.device, repeats)
+        row = {"model": name, "way": way, "measured_bytes": peak, "reserved_bytes": reserved_peak(options.device)}
+        try:
+            link = {"offload": True, "bandwidth": memory.measure_link(options.device, size=1 << 26)}
+            plan = memory.plan(chain, budget=peak, **(link if way == "save_on_cpu" else {}))
+            planned = memory.apply(model, plan)
+        except InputError as error:
+            rows.append({**row, "seconds": seconds, "plan_seconds": None, "why": str(error)})
+            continue
+        planned_act = partial(_step, planned, batch)
+        ours = seconds_of(planned_act, options.device, repeats)
+        seconds, ours = (
+            statistics.median((seconds, seconds_of(act, options.device, repeats))),
+            statistics.median((ours, seconds_of(planned_act, options.device, repeats))),
+        )
+        rows.append(
+            {**row, "seconds": seconds, "plan_seconds": ours, "plan_bytes": peak_of(planned_act, options.device)}
+        )
+    return rows
+
+
+def _step_by_hand(way: str, model: nn.Module, batch: torch.Tensor) -> None:
+    """Take a step with activations kept as one of the ways does."""
+    if way == "save_on_cpu":
+        with torch.autograd.graph.save_on_cpu(pin_memory=batch.is_cuda):
+            _step(model, batch)
+        return
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if way == "selective":
+        settings["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    sites = [child for part in model.modules() if isinstance(part, nn.Sequential)
+             for child in part if any(True for _ in child.children())]  # fmt: skip
+    chosen = sites[:: 2 if way == "every second block" else 1]
+    for site in chosen:
+        site.forward = partial(checkpoint, type(site).forward.__get__(site), **settings)  # type: ignore[method-assign]
+    try:
+        _step(model, batch)
+    finally:
+        for site in chosen:
+            del site.forward
+
+
+def _policy(_: object, operation: object, *__: object, **___: object) -> CheckpointPolicy:
+    name = str(operation)
+    kept = any(part in name for part in ("mm.", "convolution.", "scaled_dot_product", "addmm"))
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _largest(options: argparse.Namespace) -> dict[str, dict[str, int]]:

@@ -29,7 +29,18 @@ NOT_SEEN = (
     "copies next to computation on streams, pinned memory, the allocator's reserved bytes, CUDA's random "
     "states and nondeterministic kernels, graphs, the largest batches in a cap, and every figure of speed"
 )
-PARTS = ("exact", "saving", "recomputing", "predicting", "serving")
+PARTS = ("exact", "study", "saving", "serving", "recomputing", "predicting")
+GOALS = {
+    "gpu_resume_mismatches": (0, 0), "gpu_rerun_mismatches": (0, 0), "gpu_save_mismatches_default": (0, 0),
+    "gpu_save_mismatches_stream": (0, 0), "gpu_save_mismatches_graph": (0, 0), "gpu_study_results": (8, 8),
+    "gpu_study_killed": (1, 1), "gpu_study_trials_that_differ": (0, 0), "gpu_blocking_over_torch_save": (0, 0.1),
+    "gpu_step_beside_save_over_alone": (0, 1.2), "gpu_restore_over_torch_load": (0, 1.5),
+    "gpu_gradient_mismatches": (0, 0), "gpu_violations": (0, 0), "gpu_peak_error_worst": (0, 0.05),
+    "gpu_copies_hidden_least": (0.8, 1), "gpu_plan_over_hand_worst": (0, 1.01), "gpu_step_error_worst": (0, 0.2),
+    "gpu_traced_peak_error_worst": (0, 0.1), "gpu_serving_difference_worst": (0, 1e-3),
+    "gpu_overhead_percent_128": (-100, 10),
+}  # fmt: skip
+"""What each number is to lie between; on a CPU only what is counted is judged, for its sizes say nothing of speed."""
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -74,15 +85,21 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             continue
         parts[part] = {**found, "part_seconds": time.monotonic() - since}
         summary |= found["summary"]
+    judged = {name: value for name, value in summary.items() if name in GOALS and value is not None}
+    if options.device == "cpu":
+        judged = {name: value for name, value in judged.items() if isinstance(value, int)}
+    verdicts = {name: GOALS[name][0] <= value <= GOALS[name][1] for name, value in judged.items()}
     for name, value in summary.items():
-        print(f"{name}: {value}")
+        goal = f"  {'met' if verdicts[name] else 'MISSED'}: {GOALS[name]}" if name in verdicts else ""
+        print(f"{name}: {value}{goal}")
     for part, why in failed.items():
         print(f"failed: {part}: {why}")
     facts = {**environment(), "device": options.device}
     if options.device == "cuda":
         facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "torch": torch.__version__}
     result = {
-        "benchmark": "gpu", "summary": summary, "fell_back": fell_back, "failed": failed, "parts": parts,
+        "benchmark": "gpu", "summary": summary, "verdicts": verdicts, "fell_back": fell_back, "failed": failed,
+        "parts": parts,
         "environment": facts,
     }  # fmt: skip
     finish(result, options)

@@ -211,7 +211,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 def summarise(found: Mapping[str, Mapping[str, Any]], seed: int) -> dict[str, Any]:
     """Return the counts by package; survivors marked `equivalent` change nothing that is seen, and do not count."""
-    rows, summary = [], {}
+    rows: list[list[Any]] = []
+    summary: dict[str, Any] = {}
     for package in dict.fromkeys(each["package"] for each in found.values()):
         those = [each for each in found.values() if each["package"] == package]
         equivalent = sum("equivalent" in each for each in those)

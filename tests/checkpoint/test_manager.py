@@ -453,3 +453,12 @@ def test_ranks_meet_before_anything_is_saved(tmp_path, monkeypatch):
     assert happened[0] == ("meet", ["model", "x"], ["model.bias", "model.weight", "x"])
     assert [name for name, *_ in happened].count("meet") == 1
     assert ("plan", "meet") in happened
+
+
+def test_a_step_that_a_graph_may_replay_is_not_waited_for(tmp_path):
+    """A CUDA graph replays a `capturable` step without its hooks: the state is copied before `save` ends."""
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["capturable"] = True
+    with Manager(tmp_path, model=model, optimizer=optimizer) as manager:
+        assert manager.save().staged.done()

@@ -75,12 +75,15 @@ class Saver:
         self._buffer_free.acquire()
         captured, layout = job.captured, job.layout
         handle.bytes = layout.size
-        snapshot = Snapshot(captured, layout, self.buffer.reserve(layout.size)[: layout.size])
+        cuda = any(tensor.is_cuda for tensor in captured.tensors.values())
+        snapshot = Snapshot(captured, layout, self.buffer.reserve(layout.size, pinned=cuda)[: layout.size])
         # Counters, generators and the like may change at any time, so they are copied before this returns.
         snapshot.copy_small()
         synchronous = self._config.writer == "sync"
-        # Without an optimizer whose step a hook could delay, nothing would protect a copy in the background.
-        if wait or synchronous or self.eager or not captured.optimizers:
+        # Without an optimizer whose step a hook could delay, nothing would protect a copy in the background. A step
+        # that a CUDA graph replays calls no hooks, and only a `capturable` one can be replayed.
+        replayed = any(group.get("capturable") for each in captured.optimizers for group in each.param_groups)
+        if wait or synchronous or self.eager or replayed or not captured.optimizers:
             snapshot.copy_rest()
             handle.staged.set_result(True)
             if synchronous:

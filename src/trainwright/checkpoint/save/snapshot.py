@@ -30,19 +30,36 @@ class Buffer:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        # Its address while CUDA holds its pages.
+        self._pinned = 0
 
-    def reserve(self, size: int) -> memoryview:
-        """Return at least `size` bytes of it; what it held is gone if it had to grow."""
+    def reserve(self, size: int, *, pinned: bool = False) -> memoryview:
+        """Return at least `size` bytes of it; what it held is gone if it had to grow.
+
+        `pinned` pages are copied to by a CUDA device without a detour, several times as fast.
+        """
         if len(self._memory) < size:
             # The old memory first: never both at once.
             self.release()
             self._memory = mmap.mmap(-1, size)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
+        if pinned and not self._pinned:
+            import torch
+
+            address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+            # Refused where the system lets a process hold few pages; then copies are slower, and that is all.
+            if int(torch.cuda.cudart().cudaHostRegister(address, len(self._memory), 0)) == 0:
+                self._pinned = address
         return memoryview(self._memory)
 
     def release(self) -> None:
         """Let go of the memory, once nobody looks at it any more."""
+        if self._pinned:
+            import torch
+
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)
+            self._pinned = 0
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
     @property
@@ -65,9 +82,13 @@ class Snapshot:
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._versions: dict[str, int] = {}
+        # By CUDA device: a stream of the copies, so that they neither wait for the next step's work nor delay it.
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def copy_small(self) -> None:
         """Copy everything that may change at any time, and list the rest."""
+        import torch
+
         for name, tensor in self._captured.tensors.items():
             # Only optimizer steps change these tensors; the rest is small and is copied now.
             if name in self._captured.lazy:
@@ -75,6 +96,10 @@ class Snapshot:
                 self._pieces.extend(self._cut_pieces(name, tensor))
             else:
                 self._copy_tensor(name)
+        for device in {tensor.device for tensor in self._captured.tensors.values() if tensor.is_cuda}:
+            self._streams[device] = torch.cuda.Stream(device)
+            # The copies come after all that this thread has queued, on whatever stream it trains.
+            self._streams[device].wait_stream(torch.cuda.current_stream(device))
         self._left = len(self._pieces)
         if not self._left:
             self._done.set()
@@ -118,8 +143,13 @@ class Snapshot:
     def _copy_tensor(self, name: str) -> None:
         tensor, place = self._captured.tensors[name], self._places[name]
         if place.size:
+            import torch
+
             target = self._flat[place.start : place.start + place.size].view(tensor.dtype).view(tensor.shape)
-            target.copy_(tensor)
+            # None for tensors of a CPU, and on the training's own stream for what is copied before this was made.
+            with torch.cuda.stream(self._streams.get(tensor.device)):
+                # The copy is over when this returns: its stream is waited for, no other.
+                target.copy_(tensor)
 
 
 def find_nonfinite(layout: ShardFile, memory: memoryview, names: Collection[str]) -> list[str]:
