@@ -123,7 +123,7 @@ def _by_hand(name: str, make: Callable[[], Subject], options: argparse.Namespace
         seconds = seconds_of(act, options.device, repeats)
         row = {"model": name, "way": way, "measured_bytes": peak, "reserved_bytes": reserved_peak(options.device)}
         try:
-            link = {"offload": True, "bandwidth": memory.measure_link(options.device, size=1 << 26)}
+            link: dict[str, Any] = {"offload": True, "bandwidth": memory.measure_link(options.device, size=1 << 26)}
             plan = memory.plan(chain, budget=peak, **(link if way == "save_on_cpu" else {}))
             planned = memory.apply(model, plan)
         except InputError as error:
@@ -154,7 +154,7 @@ def _step_by_hand(way: str, model: nn.Module, batch: torch.Tensor) -> None:
              for child in part if any(True for _ in child.children())]  # fmt: skip
     chosen = sites[:: 2 if way == "every second block" else 1]
     for site in chosen:
-        site.forward = partial(checkpoint, type(site).forward.__get__(site), **settings)  # type: ignore[method-assign]
+        site.forward = partial(checkpoint, type(site).forward.__get__(site), **settings)
     try:
         _step(model, batch)
     finally:
