@@ -144,6 +144,14 @@ class Claims:
             self._rivals.pop(number, None)
         return turn
 
+    def settle(self, number: int) -> bool:
+        """Claim the lease after a trial's last, so that nobody else runs it again; False if somebody else does already.
+
+        The heartbeat comes first: whoever holds this process dead and then meets its claim finds that it lives.
+        """
+        self._ledger.heartbeat()
+        return self._take_over(f"lease/{number}", self._state.trials[number].lease + 1)[0] is not None
+
     def take_slot(self, hint: int | None) -> int:
         """Return a worker slot, now ours: that of `hint`, or else the first free one from about where they are free."""
         first = hint if hint is not None else self.others if self.others > _MANY else 0
@@ -158,7 +166,7 @@ class Claims:
         self._log.join()
         # Claims are never given back: the turn after a dead owner's is another key.
         while (owner := self._log.claim(f"{key}/{turn}")) not in self._log.mine:
-            if not self.dead(owner):
+            if not self.dead(owner) or not self.dead(owner, afresh=True):
                 return None, owner
             turn += 1
         return turn, owner
@@ -177,8 +185,11 @@ class Claims:
         writers = self._state.writers.items()
         return sum(not writer.left and name not in self._dead and writer.is_here for name, writer in writers)
 
-    def dead(self, writer: str) -> bool | None:
-        """Return whether a writer is known to be gone (we never are); None while that cannot be known yet."""
+    def dead(self, writer: str, *, afresh: bool = False) -> bool | None:
+        """Return whether a writer is known to be gone (we never are); None while that cannot be known yet.
+
+        Of one that is only silent this is what the last look told, unless it is to be looked at `afresh`.
+        """
         if writer in self._log.mine:
             return False
         if writer in self._dead and writer not in self._silent:
@@ -186,7 +197,7 @@ class Claims:
         known = self._state.writers.get(writer)
         now = time.monotonic()
         looked, verdict = self._looked.get(writer, (-math.inf, None))
-        if now - looked < _GLANCE_SECONDS and not (known is not None and known.left):
+        if now - looked < _GLANCE_SECONDS and not afresh and not (known is not None and known.left):
             return verdict
         # A process of this host can be looked at, which is faster than waiting for its silence.
         gone = known.gone() if known is not None else None
@@ -195,7 +206,7 @@ class Claims:
             self._looked[writer] = now, verdict
         else:
             pause = self._ledger.lease_seconds / _LOOKS
-            if now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
+            if afresh or now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
                 verdict = self._liveness.dead(writer, known, self._ledger.heartbeats([writer])[writer])
                 self._looked[writer] = now, verdict
         if verdict is False and writer in self._silent:
