@@ -138,6 +138,17 @@ def test_of_two_starts_of_one_lease_the_least_writer_counts():
         assert fold(order).trials[0].holder == "a"
 
 
+def test_a_promotion_holds_a_lease_until_it_is_started():
+    """Of two promotions the least writer's counts; one after the start changes no holder."""
+    first, second, other = Scribe("a"), Scribe("b"), Scribe("c")
+    promoted = [*first.writes(facts.promoted(0, 2, until_epoch=3)), *second.writes(facts.promoted(0, 2, until_epoch=3))]
+    begun = other.writes(start(lease=2))
+    proposal = Scribe("d").writes(facts.proposed(0, params={}, key="k", origin={}, seen=0, seen_hash="0"))
+    for order in (promoted, promoted[::-1]):
+        assert fold([*proposal, *order]).trials[0].holder == "a"
+        assert fold([*proposal, *begun, *order]).trials[0].holder == "c"
+
+
 def test_params_come_back_as_tuples():
     scribe = Scribe("a")
     proposal = facts.proposed(0, params={"shape": (1, 2)}, key="k", origin={}, seen=0, seen_hash="0")

@@ -1,6 +1,7 @@
 """Readers that are late, told things twice, or left with what a crash spared: the fold and the log end up the same."""
 
 import itertools
+import time
 
 from histories import histories, interleavings
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from known_records import known_records
 from late_ledger import LateLedger
 
 import trainwright as tw
-from trainwright.ledger import Record, State, Status, blocks, facts, fold
+from trainwright.ledger import Record, State, Status, Writer, blocks, facts, fold
 from trainwright.space.configuration import Configuration
 from trainwright.study.study_log import StudyLog
 from trainwright.testing.ledger import LedgerConformance, records
@@ -144,3 +145,42 @@ def test_repetitions_are_delivered():
     for most in itertools.chain([None], range(1, 5)):
         records, _ = reader.read(cursor, most=most)
         assert records[-1].body == {"value": 10}
+
+
+def _run(log, number):
+    """Propose a trial and start it."""
+    log.append(log.proposal(number, Configuration(params={"x": 0.5}, key=str(number), number=number)))
+    log.append(facts.started(number, 1, slot="0:0", devices=[], resumed_epoch=0))
+
+
+def _failure(number):
+    return facts.failed(number, 1, failure="exception", message="no", wall_seconds=0.0)
+
+
+def test_a_failure_is_written_unless_another_has_taken_the_trial_over():
+    """By whoever comes first: both claim the next lease, and one that was held dead is seen to live."""
+    (ours, theirs), _ = books(0.0, 2)
+    for number in (0, 1):
+        assert ours.claims.number(2) == number
+        _run(ours, number)
+    theirs.append(facts.joined(Writer.here(), session=2))
+    theirs.refresh()
+    assert theirs.ledger.claim("lease/0/2", theirs.ledger.writer) == theirs.ledger.writer
+    assert ours.claims.settle(_failure(0)).kind == "lost"
+    assert ours.claims.settle(_failure(1)).kind == "failed"
+    assert theirs.ledger.claim("lease/1/2", theirs.ledger.writer) == ours.ledger.writer
+    finished = facts.finished(0, 1, reason="completed", values={"loss": 1.0}, wall_seconds=0.0)
+    assert ours.claims.settle(finished) is finished
+
+
+def test_whoever_seems_dead_is_looked_at_again_before_its_claim_is_passed_over():
+    (ours, theirs), _ = books(0.0, 2)
+    assert ours.claims.number(2) == 0
+    _run(ours, 0)
+    theirs.refresh()
+    theirs.claims._dead.add(ours.ledger.writer)
+    theirs.claims._silent.add(ours.ledger.writer)
+    theirs.claims._looked[ours.ledger.writer] = time.monotonic(), True
+    theirs.claims._liveness.silent(ours.ledger.writer, 0)
+    assert ours.claims.settle(_failure(0)).kind == "failed"
+    assert theirs.claims.lease(0) is None

@@ -11,7 +11,7 @@ from bisect import bisect
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainwright.ledger import Status
+from trainwright.ledger import Record, Status, facts
 from trainwright.ledger.writers import Liveness
 from trainwright.randomness import rng
 
@@ -144,13 +144,19 @@ class Claims:
             self._rivals.pop(number, None)
         return turn
 
-    def settle(self, number: int) -> bool:
-        """Claim the lease after a trial's last, so that nobody else runs it again; False if somebody else does already.
+    def settle(self, end: Record) -> Record:
+        """Return the record of the end of a run of ours: of a failure, only if nobody else runs the trial again.
 
-        The heartbeat comes first: whoever holds this process dead and then meets its claim finds that it lives.
+        For a failure frees a number for another trial. The next lease is claimed, so that nobody else can take it; the
+        heartbeat comes first: whoever holds this process dead and then meets its claim finds that it lives.
         """
+        trial = self._state.trials.get(end.trial) if end.trial is not None else None
+        if end.kind != "failed" or trial is None or trial.lease != end.lease or trial.status.ended:
+            return end
         self._ledger.heartbeat()
-        return self._take_over(f"lease/{number}", self._state.trials[number].lease + 1)[0] is not None
+        if self._take_over(f"lease/{trial.number}", trial.lease + 1)[0] is not None:
+            return end
+        return facts.lost(trial.number, trial.lease, why="it was taken over by another worker", blame=False)
 
     def take_slot(self, hint: int | None) -> int:
         """Return a worker slot, now ours: that of `hint`, or else the first free one from about where they are free."""

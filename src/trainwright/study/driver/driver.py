@@ -367,10 +367,7 @@ class Driver:
         self._note_superseded(trial, run)
         state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
         leaving = self.leaving.why or ("too little time for an epoch" if run.preempted else "")
-        end = end_record(state, run, outcome, outcomes, leaving=leaving)
-        if end.kind == "failed" and not run.superseded and not self.log.claims.settle(trial):
-            # This process was held dead, and another runs the trial again: its failure here frees no number of trials.
-            end = facts.lost(trial, run.lease, why="it was taken over by another worker", blame=False)
+        end = self.log.claims.settle(end_record(state, run, outcome, outcomes, leaving=leaving))
         self.log.append(*outcome.records, end)
         # A death on devices that the trial has just been given is no fault of its own: it goes back to those before.
         before = run.before if isinstance(outcome, Died) else None
