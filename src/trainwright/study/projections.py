@@ -76,7 +76,8 @@ class SearchProjection:
         """Tell whether a trial is under way, or what it came to; one that is paused at a rung may go on."""
         number, rests = trial.number, trial.status.ended or trial.at_rung
         status = trial.status if rests else Status.PROPOSED
-        self.view.spend(number, trial.device_seconds / max(1, trial.epoch))
+        if rests or trial.epoch:  # before there is nothing to tell
+            self.view.spend(number, trial.device_seconds / max(1, trial.epoch))
         if number not in self._told or (not rests and self._told[number] is not status):
             self._note_pending(trial)
         if self._told[number] is status:

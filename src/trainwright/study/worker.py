@@ -78,7 +78,8 @@ class Worker(Settings, error=StudyError):
         script_boundary()
         study = self.where if isinstance(self.where, Study) else Study.open(self.where)
         try:
-            study.refresh()
+            if study is self.where:
+                study.refresh()
             known = JobNote.last(study.state)
             train, scheduler = self._choose_parts(known)
             searcher = study.searching.choose(self.searcher, "Worker(..., searcher=...)")
