@@ -3,7 +3,7 @@
 import copy
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,6 +234,16 @@ class SearchView:
     def top(self) -> int:
         """The number of rungs below the full length."""
         return len(self._ladder) or _RUNGS
+
+    @property
+    def horizon(self) -> int:
+        """The epochs of a full trial; without a known length the greatest epoch seen."""
+        return self._horizon
+
+    @property
+    def open(self) -> Collection[int]:
+        """The numbers of the trials that are under way."""
+        return self._pending.keys()
 
     @property
     def pending(self) -> NDArray[np.float64]:

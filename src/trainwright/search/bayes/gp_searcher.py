@@ -18,6 +18,7 @@ from trainwright.randomness import rng
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit
 from trainwright.search.bayes.improvement import Improvement
 from trainwright.search.bayes.loop import BayesianSearcher, draw_weights, good_rows
+from trainwright.search.bayes.survival import make_survival
 from trainwright.search.bayes.targets import make_targets, thin
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
@@ -49,7 +50,8 @@ class GaussianProcessSearcher(BayesianSearcher):
     Handles conditions, requirements, several objectives, intermediate values (a row for each rung that a trial reached,
     with a column z, asked at z = 1), failures (as the worst result) and pending trials. What is gained counts times the
     priors' density to the power 10 / results (Hvarfner et al., arXiv 2204.11051), divided by the expected seconds to
-    the power `cost`; a trial of no known cost, or of zero, counts as a typical one. An ask costs O(candidates * n^2)
+    the power `cost`; a trial of no known cost, or of zero, counts as a typical one. Where a rule stops trials, the
+    chance to go on counts too (see `survival`). An ask costs O(candidates * n^2)
     for n rows, of which at most `max_rows` are kept: all of the highest rungs, below them the best and an even sample.
     """
 
@@ -78,9 +80,12 @@ class GaussianProcessSearcher(BayesianSearcher):
         # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
         # as the forest does, found less on learning curves (`benchmarks/fidelity/run.py`).
         targets = self._make_targets(view, places)
-        factor = self._make_factor(view, embedding, posteriors[-1], targets[-1], places)
         m = view.objectives
-        improvement = Improvement(view.space, embedding, posteriors[:m], targets[:m], weights, factor=factor)
+        factors = [self._make_factor(view, embedding, posteriors[-1], targets[-1], places)]
+        if view.partial and m == 1:
+            factors.append(make_survival(view, embedding, posteriors[0], targets[0], places))
+        given = [factor for factor in factors if factor is not None]
+        improvement = Improvement(view.space, embedding, posteriors[:m], targets[:m], weights, factors=given)
         # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
         improvement.good = good_rows(view, places[np.argsort(improvement.means, kind="stable")])

@@ -28,7 +28,7 @@ _HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
 class Improvement(Climber):
     """The acquisition of one ask: posteriors of the objectives, their targets and weights, and rows believed in.
 
-    `factor` gives the logarithm [rows] of what the improvement at rows is multiplied by.
+    Each of `factors` gives the logarithm [rows] of something by which the improvement at rows is multiplied.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Improvement(Climber):
         targets: Array,
         weights: Array,
         *,
-        factor: Callable[[Array], Array] | None = None,
+        factors: Sequence[Callable[[Array], Array]] = (),
     ) -> None:
         super().__init__(space, embedding)
-        self._factor = factor
+        self._factors = factors
         self._posteriors = list(posteriors)
         self._weights = weights
         self._alphas = [p.coefficients(y) for p, y in zip(posteriors, targets, strict=True)]
@@ -67,7 +67,7 @@ class Improvement(Climber):
         mean, variance = self._predict(self._embedding(rows))
         deviation = np.sqrt(variance)
         scores = log_h((self._best - mean) / deviation) + np.log(deviation)
-        return np.asarray(scores if self._factor is None else scores + self._factor(rows))[None, :]
+        return np.asarray(scores + self._weigh(rows))[None, :]
 
     def descent(
         self, units: Array, point: Array, places: NDArray[np.intp], row: Array, columns: NDArray[np.intp]
@@ -92,15 +92,18 @@ class Improvement(Climber):
         rise = float(np.exp(log_ndtr(u) - value))  # of log h, by u
         gradient = rise * (-slope - u * spread) / deviation + spread / deviation
         value += float(np.log(deviation))
-        if self._factor is not None:
-            # It has no gradient of its own: one small step along each column.
+        if self._factors:
+            # They have no gradient of their own: one small step along each column.
             rows = np.repeat(row[None, :], len(units) + 1, axis=0)
             rows[:, columns] = units
             rows[np.arange(len(units)), columns] += _STEP
-            *stepped, here = self._factor(rows)
+            *stepped, here = self._weigh(rows)
             value += float(here)
             gradient += (np.array(stepped) - here) / _STEP
         return -value, -gradient
+
+    def _weigh(self, rows: Array) -> Array:
+        return np.sum([factor(rows) for factor in self._factors], axis=0) if self._factors else np.zeros(len(rows))
 
     def _predict(self, points: Array) -> tuple[Array, Array]:
         mean, variance = np.zeros(len(points)), np.zeros(len(points))
