@@ -94,12 +94,12 @@ def test_distances_of_the_embedding(space):
     assert [points[0, embedding.unit_of[c]] for c in (0, 2, 3)] == [0.2, 0.125, 0.5]
 
 
-def improvement(space, rows, losses, factor=None):
+def improvement(space, rows, losses, factors=()):
     embedding = Embedding(space, fidelity=False)
     hyperparameters = Hyperparameters(lengths=np.full(space.dimension, 0.4), signal=1.0, noise=1e-4)
     posteriors = [Posterior.of(hyperparameters, embedding(rows), embedding.owners) for _ in losses]
     weights = np.full(len(losses), 1.0 / len(losses))
-    return Improvement(space, embedding, posteriors, losses, weights, factor=factor)
+    return Improvement(space, embedding, posteriors, losses, weights, factors=factors)
 
 
 def test_improvement_is_the_integral_over_the_posterior():
