@@ -271,5 +271,10 @@ def closest(name: str, known: Collection[str]) -> str:
     return f" (did you mean {plain[near[0]]!r}?)" if near else ""
 
 
-# The tree and `closest` are all that is here.
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# The tree and its two helpers are all that is here.
 __all__ = [name for name, item in list(globals().items()) if getattr(item, "__module__", "") == __name__]

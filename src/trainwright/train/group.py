@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from trainwright.errors import MissingExtra, TrialError
+from trainwright.errors import MissingExtra, TrialError, first_line
 from trainwright.ledger import Record
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def join(assignment: "Assignment", channel: "Channel", *, gpu: bool) -> "Channel
         )
     except (RuntimeError, ValueError) as error:  # torch's words for a port in use, no answer, an odd host
         raise GroupFailed(
-            f"its {world} processes did not find each other at {assignment.address}: {_first_line(error)}"
+            f"its {world} processes did not find each other at {assignment.address}: {first_line(error)}"
         ) from error
     _tell_frameworks(assignment)
     return _Leader(channel) if assignment.rank == 0 else _Follower()
@@ -126,7 +126,7 @@ def _exchange_words(word: _Word) -> _Word:
     try:
         words = _gather_words(word)
     except RuntimeError as error:
-        raise TrialError(f"trial.report: not all ranks called it, one seems gone: {_first_line(error)}") from error
+        raise TrialError(f"trial.report: not all ranks called it, one seems gone: {first_line(error)}") from error
     if _Word.LEAVES in words:
         raise TrialError(
             f"trial.report: rank {words.index(_Word.LEAVES)} has returned from train without it; report on every rank, "
@@ -152,7 +152,3 @@ def _own_gpus(store: Any, rank: int, world: int) -> bool:
         store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(0).uuid))
         return len({store.get(f"gpu/{other}") for other in range(world)}) == world
     return False
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

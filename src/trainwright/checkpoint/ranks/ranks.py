@@ -33,7 +33,7 @@ from trainwright.checkpoint.save.publish import Published, WriteJob, publish, wr
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
 from trainwright.checkpoint.state.captured import Captured
 from trainwright.checkpoint.state.differences import Difference
-from trainwright.errors import CheckpointError
+from trainwright.errors import CheckpointError, first_line
 from trainwright.publishing import FileLayer
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Agreement:
             work.wait()
         except RuntimeError as error:
             raise CheckpointError(
-                f"the ranks could not agree on a step, one of them seems gone: {_first_line(error)}"
+                f"the ranks could not agree on a step, one of them seems gone: {first_line(error)}"
             ) from error
         *wishes, micros = values.tolist()
         return tuple(map(bool, wishes)), micros / 1e6
@@ -292,7 +292,7 @@ class Ranks(SingleRank):
         except RuntimeError as error:
             raise CheckpointError(
                 f"save: not all of the {self.world} ranks called save within {self._timeout.total_seconds():g} s: "
-                f"{_first_line(error)}; call save on all of them, at the same step"
+                f"{first_line(error)}; call save on all of them, at the same step"
             ) from error
         told = self._gather(findings, self._writers)
         troubles = [(one, f"rank {rank}: {one.trouble}") for rank, one in enumerate(told) if one.trouble]
@@ -410,7 +410,7 @@ def _translate_group_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise CheckpointError(
-            f"the ranks cannot speak with each other, one seems gone: {_first_line(error)}; the newest "
+            f"the ranks cannot speak with each other, one seems gone: {first_line(error)}; the newest "
             "checkpoint is kept"
         ) from error
 
@@ -419,10 +419,6 @@ def _unwrap_ending(ending: Published | Exception) -> Published:
     if isinstance(ending, Exception):
         raise ending
     return ending
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _encode_json(value: Any) -> bytes:

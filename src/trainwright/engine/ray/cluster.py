@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.engine.devices import cores
-from trainwright.errors import EngineError, MissingExtra
+from trainwright.errors import EngineError, MissingExtra, first_line
 
 __all__ = ["Node", "SlotMap", "check_cluster", "connect", "living_nodes", "load_ray"]
 
@@ -130,10 +130,9 @@ def connect(ray: Any, address: str | None, cpus: int) -> bool:
         with _own_signals():
             ray.init(address=chosen, log_to_driver=False, logging_level="ERROR", **local)
     except (ConnectionError, OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineError(
-            f"Ray.address: no cluster can be joined at {chosen!r} ({reason}); start one with ray start --head, or "
-            "leave address out for one on this machine"
+            f"Ray.address: no cluster can be joined at {chosen!r} ({first_line(error)}); start one with ray start "
+            "--head, or leave address out for one on this machine"
         ) from error
     return True
 

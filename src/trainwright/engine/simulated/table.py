@@ -12,6 +12,7 @@ import numpy as np
 from trainwright.engine.simulated.task import Draws
 from trainwright.errors import EngineError, MissingExtra, closest
 from trainwright.randomness import rng
+from trainwright.validators import check, number, one_of
 
 __all__ = ["Table", "tables"]
 
@@ -38,13 +39,11 @@ class Table:
     in_order: bool = False
 
     def __post_init__(self) -> None:
-        if self.missing not in {"error", "nearest"}:
-            raise EngineError(f"tables: missing: got {self.missing!r}; allowed: 'error', 'nearest'")
+        check(self.missing, one_of("error", "nearest"), "tables: missing", EngineError)
         if not self.losses or any(len(row) == 0 for row in self.losses):
             raise EngineError("tables: got a table without rows, or a row without epochs; give at least one of each")
-        for name, value in (("epoch_seconds", self.epoch_seconds), ("speed_jitter", self.speed_jitter)):
-            if not (math.isfinite(value) and value >= 0) or (name == "epoch_seconds" and value == 0):
-                raise EngineError(f"tables: {name}: got {value!r}; allowed: a number > 0, or a jitter of 0")
+        check(self.epoch_seconds, number(above=0), "tables: epoch_seconds", EngineError)
+        check(self.speed_jitter, number(minimum=0), "tables: speed_jitter", EngineError)
 
     def learning_curves(self, seed: int) -> "_Rows":
         """Return the rows of the study with this seed: each at most once, unless parameters ask for it."""
@@ -76,9 +75,8 @@ def tables(
     columns = _load_columns(source)
     names = (loss,) if isinstance(loss, str) else tuple(loss)
     # Inside, lower is always better.
-    sign = {"min": 1.0, "max": -1.0}.get(direction)
-    if sign is None:
-        raise EngineError(f"tables: direction: got {direction!r}; allowed: 'min', 'max'")
+    check(direction, one_of("min", "max"), "tables: direction", EngineError)
+    sign = 1.0 if direction == "min" else -1.0
     rows = _split_runs(columns, run) if run is not None else None
     curves = [[sign * row for row in _read_rows(columns, name, rows)] for name in names]
     times = None if seconds is None else [np.maximum.accumulate(row) for row in _read_rows(columns, seconds, rows)]

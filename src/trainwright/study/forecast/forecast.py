@@ -94,17 +94,14 @@ def forecasts(
     schedulers: Mapping[str, Scheduler],
     engine: Simulated,
     *,
-    trials: int | None = None,
-    wall_seconds: float | None = None,
-    device_seconds: float | None = None,
-    deadline_seconds: float | None = None,
     seeds: int = 30,
     first_seed: int = 0,
     search: SearchSetup | None = None,
+    **budget: Any,
 ) -> dict[str, Forecast]:
     """Simulate `seeds` studies under each scheduler, all under the same draws.
 
-    Raises `InputError` for settings that cannot be simulated.
+    `budget` is what ends a study, as `SimulationLimits` has it. Raises `InputError` for settings that cannot be simulated.
     """
     check(seeds, integer(minimum=1), "simulate: seeds", StudyError)
     a_simulated_engine = instance_of(Simulated, words="tw.Simulated(cluster=tw.Cluster(...), ...)")
@@ -117,9 +114,7 @@ def forecasts(
         # The task's seconds are those of the smallest new trial, the same for all that are compared.
         fewest = min(choice.policy.start for each in choices.values() for choice in each)
         engine = replace(engine, task_devices=fewest)
-    limits = SimulationLimits(
-        trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, deadline_seconds=deadline_seconds
-    )
+    limits = SimulationLimits(**budget)
 
     def summarise(scheduler: Scheduler) -> Forecast:
         numbers = range(first_seed, first_seed + seeds)

@@ -15,6 +15,7 @@ from trainwright.errors import (
     CheckpointNotFoundError,
     TrainwrightError,
     closest,
+    first_line,
 )
 from trainwright.plugins import Registry
 from trainwright.publishing import publish
@@ -160,7 +161,7 @@ class Format(ABC):
             where = "" if name is None else f", tensor {name!r}"
             raise CheckpointCorruptError(
                 f"checkpoint {path}{where}: truncated or damaged, as its {self.name} reader says: "
-                f"{_first_line(error)}; restore an older one"
+                f"{first_line(error)}; restore an older one"
             ) from error
 
 
@@ -297,7 +298,3 @@ def escape(name: str) -> str:
 def unescape(name: str) -> str:
     """Undo `escape`."""
     return name[1:] if name.startswith("%%") or name == "%__metadata__" else name
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
