@@ -101,7 +101,7 @@ def forecasts(
 ) -> dict[str, Forecast]:
     """Simulate `seeds` studies under each scheduler, all under the same draws.
 
-    `budget` is what ends a study, as `SimulationLimits` has it. Raises `InputError` for settings that cannot be simulated.
+    `budget` is what ends a study, as `SimulationLimits` has it. Raises `InputError` for what cannot be simulated.
     """
     check(seeds, integer(minimum=1), "simulate: seeds", StudyError)
     a_simulated_engine = instance_of(Simulated, words="tw.Simulated(cluster=tw.Cluster(...), ...)")
