@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from trainwright import memory
 from trainwright.errors import InputError
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
-from trainwright.train.parallel.recompute.fitting import chain_of
+from trainwright.train.parallel.recompute.measure import measure_chain
 
 __all__ = ["run"]
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _budgets(name: str, make: Callable[[], Subject], options: argparse.Namespace) -> list[dict[str, Any]]:
     model, batch = make()
-    chain = chain_of(model, batch)
+    chain = measure_chain(model, batch)
     full, least = full_bytes(chain), minimal_bytes(chain)
     repeats = 2 if options.quick else 10
     expected = _gradients(model, batch)

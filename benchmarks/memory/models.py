@@ -20,7 +20,8 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import InfeasibleBudget
-from trainwright.train.parallel.recompute.sample_step import call_with, loss_of, tracked_peak
+from trainwright.model.trace.step import call_model
+from trainwright.train.parallel.recompute.sample_step import loss_of, tracked_peak
 from trainwright.train.parallel.recompute.trees import tensors_of
 
 __all__ = ["MODELS", "SHARE", "check_model"]
@@ -325,7 +326,7 @@ def _seconds(model: nn.Module, sample: Any, loss: Any) -> float:
     found = []
     for _ in range(3):
         started = time.process_time()
-        loss_of(call_with(model, sample), loss).backward()
+        loss_of(call_model(model, sample), loss).backward()
         found.append(time.process_time() - started)
         model.zero_grad()
     return min(found)
@@ -337,7 +338,7 @@ def _step(model: nn.Module, sample: Any, loss: Any) -> list[torch.Tensor | None]
     for seed in range(2):
         torch.manual_seed(seed)
         model.zero_grad()
-        out = call_with(model, sample)
+        out = call_model(model, sample)
         loss_of(out, loss).backward()
         found += [each.detach().clone() for each in tensors_of(out)]
         found += [None if each.grad is None else each.grad.clone() for each in model.parameters()]

@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from models import gpt, resnet, unet, vit
 from trainwright import memory
 from trainwright.errors import InfeasibleBudget
-from trainwright.train.parallel.recompute.sample_step import call_with, loss_of, tracked_peak
+from trainwright.model.trace.step import call_model
+from trainwright.train.parallel.recompute.sample_step import loss_of, tracked_peak
 from trainwright.train.parallel.recompute.stage_calls import find_stages, stage_calls, stage_sites
 
 __all__ = ["MODELS", "SHARES", "train"]
@@ -173,7 +174,7 @@ class _Subject:
 
     def _step(self, module: nn.Module) -> None:
         module.zero_grad()
-        loss_of(call_with(module, self.sample), self.loss).backward()
+        loss_of(call_model(module, self.sample), self.loss).backward()
 
     def _seeded_step(self, module: nn.Module) -> list[torch.Tensor]:
         """Return gradients and buffers after a step from the same start."""

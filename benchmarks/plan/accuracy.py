@@ -15,8 +15,7 @@ from benchmarks.plan.sources import Source
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Forecast, Oracle
-from trainwright.plan.fit.cost_constants import constants_of, with_constants
-from trainwright.plan.fit.fit_runs import fit_clusters, fit_runs
+from trainwright.plan.fit.fit_runs import constants_of, fit_clusters, fit_runs, with_constants
 from trainwright.plan.fit.measured_run import MeasuredRun, constant_seconds, peak_seconds
 
 __all__ = ["Score", "factors_without", "score_across", "score_within"]

@@ -13,8 +13,7 @@ import trainwright as tw
 from trainwright.cluster import Device
 from trainwright.cluster.calibration.timing import fastest
 from trainwright.errors import InputError, ProfileError
-from trainwright.model.measure.operation_times import time_operations
-from trainwright.model.measure.profiling import TraceOptions
+from trainwright.model.measure.profiling import TraceOptions, time_operations
 from trainwright.model.trace.recording import record_step
 
 DEVICE = Device(kind="test", flops={"fp32": 1e12, "bf16": 4e12}, memory_bandwidth=1e11, launch_seconds=1e-6)

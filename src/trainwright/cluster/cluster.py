@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 from trainwright.cluster.device import Device, DeviceFailures, Storage
 from trainwright.cluster.files import read_cluster, write_cluster
@@ -15,7 +15,7 @@ from trainwright.errors import InputError, closest
 from trainwright.settings import Settings
 from trainwright.validators import check, integer, number, one_of
 
-__all__ = ["PRESETS", "RUNTIMES", "Cluster", "preset_cluster"]
+__all__ = ["PRESETS", "RUNTIMES", "Cluster"]
 
 RUNTIMES = ("step", "fsdp", "gpipe", "1f1b")
 """What the runtime adds time to: a step on several devices, and a micro-batch of FSDP or a pipeline, by schedule."""
@@ -120,7 +120,18 @@ class Cluster(Settings):
         "laptop" is this machine: it is measured when it is first asked for, which takes a few seconds, and remembered
         in the user's cache. Raises `InputError` for an unknown name or more nodes than the machine has.
         """
-        return preset_cluster(cls, name, nodes=nodes, typical=typical)
+        if name not in PRESETS:
+            raise InputError(f"cluster: got {name!r}; allowed: {', '.join(PRESETS)}, or a file{closest(name, PRESETS)}")
+        # The laptop is a single node and has no sheet.
+        content = {"nodes": 1, "most_nodes": 1}
+        if name != _LAPTOP:
+            content = tomllib.loads(_FILES[name].read_text(encoding="utf-8"))
+        wanted = content["nodes"] if nodes is None else nodes
+        check(wanted, integer(minimum=1, maximum=content.pop("most_nodes")), f"nodes of {name}")
+        if name == _LAPTOP:
+            return load_or_measure_laptop(cls)
+        fields = _fields_of(content, wanted)
+        return cls(**(_add_typical(fields) if typical and name not in _AS_PUBLISHED else fields))
 
     @classmethod
     def load(cls, path: Path | str, *, force_units: bool = False) -> "Cluster":
@@ -140,8 +151,6 @@ def _raise_refusal(where: str, value: object, allowed: str) -> NoReturn:
     raise InputError(f"{where}: got {value!r}; allowed: {allowed}")
 
 
-C = TypeVar("C")
-
 _FILES = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
 _LAPTOP = "laptop"
 PRESETS = tuple(sorted((*_FILES, _LAPTOP)))
@@ -158,24 +167,6 @@ _PRODUCT_SECONDS = 1.4e-5
 _REACHED = {"network": 0.83}
 _REACHED_INSIDE = 0.59
 """Shares of the bandwidth between nodes, and inside one."""
-
-
-def preset_cluster(kind: type[C], name: str, *, nodes: int | None = None, typical: bool = True) -> C:
-    """Return a preset, of the class `kind`; see `Cluster.preset`."""
-    if name not in PRESETS:
-        raise InputError(f"cluster: got {name!r}; allowed: {', '.join(PRESETS)}, or a file{closest(name, PRESETS)}")
-    # The laptop is a single node and has no sheet.
-    content = {"nodes": 1, "most_nodes": 1} if name == _LAPTOP else _read_preset(name)
-    wanted = content["nodes"] if nodes is None else nodes
-    check(wanted, integer(minimum=1, maximum=content.pop("most_nodes")), f"nodes of {name}")
-    if name == _LAPTOP:
-        return load_or_measure_laptop(kind)
-    fields = _fields_of(content, wanted)
-    return kind(**(_add_typical(fields) if typical and name not in _AS_PUBLISHED else fields))
-
-
-def _read_preset(name: str) -> dict[str, Any]:
-    return tomllib.loads(_FILES[name].read_text(encoding="utf-8"))
 
 
 def _fields_of(content: dict[str, Any], nodes: int) -> dict[str, Any]:

@@ -129,11 +129,7 @@ def pipeline(
     return plan_pipeline(chain, stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
 
 
-def load_chain(
-    subject: Any,
-    sample: Any = None,
-    **settings: Any,
-) -> Chain:
+def load_chain(subject: Any, sample: Any = None, **settings: Any) -> Chain:
     """Return the chain that `subject` is, that a profile or a file of that name holds, or that is measured."""
     if isinstance(subject, Chain):
         return subject
@@ -151,6 +147,6 @@ def load_chain(
             f"memory, sample: got None for a model ({type(subject).__name__}); allowed: a batch that it takes"
         )
     MissingExtra.check_torch("a memory plan of a model")
-    from trainwright.train.parallel.recompute.fitting import chain_of
+    from trainwright.train.parallel.recompute.measure import measure_chain
 
-    return chain_of(subject, sample, **settings)
+    return measure_chain(subject, sample, **settings)

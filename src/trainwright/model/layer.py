@@ -11,8 +11,10 @@ from typing import Literal
 
 from trainwright.model.chain import Stage
 
-__all__ = ["Block", "Kind", "Layer", "ProfileFields", "Transformer", "stages_of"]
+__all__ = ["ELEMENT_BYTES", "Block", "Kind", "Layer", "ProfileFields", "Transformer", "stages_of"]
 
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 2, "amp-fp16": 2}
+"""Of an activation, by precision."""
 Kind = Literal["conv", "linear", "norm", "attention", "embedding", "pool", "pointwise", "loss", "other"]
 
 

@@ -1,7 +1,7 @@
 """The predicted cost of layouts: seconds and bytes with intervals, bottlenecks, and seconds by number of devices."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import overload
 
@@ -137,9 +137,6 @@ class Ranking(Sequence[Forecast]):
 
     def __len__(self) -> int:
         return len(self.plans)
-
-    def __iter__(self) -> Iterator[Forecast]:
-        return iter(self.plans)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

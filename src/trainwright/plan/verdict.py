@@ -83,7 +83,8 @@ def judge(
                 state="repaired", sentence=sentence, wanted_bytes=wanted, allowed_bytes=room, repair=name, plan=plan
             )
     # Last: how many devices would do with all state divided.
-    more = next((number for number in _larger(batch, devices, oracle) if fits(estimated(data=number, zero=3))), None)
+    larger = (more for more in range(devices + 1, min(batch, oracle.cluster.devices) + 1) if batch % more == 0)
+    more = next((number for number in larger if fits(estimated(data=number, zero=3))), None)
     help_ = f"; {more} devices would do with fsdp" if more else "; no number of devices that the cluster has would do"
     return Verdict(state="rejected", sentence=f"does not fit: {said}{help_}", wanted_bytes=wanted, allowed_bytes=room)
 
@@ -116,8 +117,3 @@ def _repairs(arrays: ModelArrays, samples: int, devices: int) -> list[tuple[str,
         smallest, title = {"micro": 1, "recompute": "full"}, "micro-batches of 1 and full recomputation"
         found.append((title, smallest))
     return found + [(f"{name}, {title}", {**smallest, "zero": level}) for name, level in levels]
-
-
-def _larger(batch: int, devices: int, oracle: Oracle) -> list[int]:
-    """Return the larger numbers of devices that divide the batch."""
-    return [more for more in range(devices + 1, min(batch, oracle.cluster.devices) + 1) if batch % more == 0]

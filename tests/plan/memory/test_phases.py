@@ -5,13 +5,12 @@ import pytest
 
 import trainwright.memory as tm
 from memory_chains import random_chain
-from trainwright.plan.memory._phases import anneal_phases, list_rows
 from trainwright.plan.memory.copy_schedule import fastest_schedule
 from trainwright.plan.memory.known_plans import lowest_with_copies
 from trainwright.plan.memory.offload import plan_offload
 from trainwright.plan.memory.operations import OperationKind, operations_of
 from trainwright.plan.memory.persistent import solve_persistent
-from trainwright.plan.memory.phases import phases_of, save_everything
+from trainwright.plan.memory.phases import anneal_phases, list_rows, phases_of, save_everything
 from trainwright.plan.memory.planning import full_bytes
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of

@@ -80,7 +80,7 @@ def _measure_all(
             say(text)
 
     timer = compute.Timer(device, repeats=repeats)
-    load = _load_average()
+    load = os.getloadavg()[0]
     report_phase("compute and memory")
     # A training step ends when its slowest rank is done: of each time the slowest rank's counts.
     products = {each: _take_slowest(here, compute.time_products(timer, each)) for each in compute.precisions_of(device)}
@@ -92,6 +92,9 @@ def _measure_all(
         report_phase(f"exchanges between {here.world} ranks")
     # Links need at least two ranks, as does everything below.
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
+    memory = host_memory_bytes()
+    if device.type == "cuda":
+        memory = here.on_node * int(torch.cuda.get_device_properties(device).total_memory)
     found: dict[str, Any] = {}
     errors: dict[str, float] = {}
     if levels:
@@ -114,7 +117,7 @@ def _measure_all(
         "kind": _device_kind(device),
         "nodes": here.nodes,
         "devices_per_node": here.on_node,
-        "memory_bytes": _memory_bytes(device, here.on_node),
+        "memory_bytes": memory // here.on_node,
         "products": products,
         "convolutions": convolutions,
         "copies": copies,
@@ -142,18 +145,8 @@ def _device_kind(device: torch.device) -> str:
     return f"{platform.processor() or platform.machine()}, {threads} thread{'s' * (threads > 1)}"
 
 
-def _memory_bytes(device: torch.device, on_node: int) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return host_memory_bytes() // on_node
-
-
-def _load_average() -> float | None:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
 def _describe_conditions(
-    device: torch.device, load: float | None, repeats: int, levels: Iterable[MeasuredLevel]
+    device: torch.device, load: float, repeats: int, levels: Iterable[MeasuredLevel]
 ) -> Mapping[str, str]:
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -161,10 +154,9 @@ def _describe_conditions(
         "python": platform.python_version(),
         "system": platform.platform(),
         "repeats": str(repeats),
+        "load_before": f"{load:.2f}",
+        "load_after": f"{os.getloadavg()[0]:.2f}",
     }
-    if load is not None:
-        found["load_before"] = f"{load:.2f}"
-        found["load_after"] = f"{_load_average():.2f}"
     if device.type == "cuda":
         found["cuda"] = str(torch.version.cuda)
     if levels:

@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -103,7 +104,8 @@ def measure_runtime(
             copied = DistributedDataParallel(_make_layers(width), gradient_as_bucket_view=True)
             works = [_make_step(copied, sample, mean=True), _make_step(_make_sharded(width, mesh), sample, mean=True)]
             works += [_make_pipeline(mesh, name, width, samples) for name in _SCHEDULES]
-            found += [_time_alone(_make_step(_make_layers(width), sample, again=True))]
+            # No part of the pass alone waits for another rank: the least of several, one after the other.
+            found += [partial(fastest, _make_step(_make_layers(width), sample, again=True))]
             found += [_time_together(work, device) for work in works]
         return found
 
@@ -168,11 +170,6 @@ def _measure_moments(make: Callable[[], list[Timer]], device: torch.device, repe
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     found: list[list[float]] = slowest.tolist()
     return [[mean_of_middle(each) for each in zip(*found, strict=True)], *found]
-
-
-def _time_alone(work: Work) -> Timer:
-    """Time work of which no part waits for another rank: the least of several, one after the other."""
-    return lambda: fastest(work)
 
 
 def _time_together(work: Work, device: torch.device) -> Timer:

@@ -6,7 +6,7 @@ A base cluster, such as a preset, says what the tools do not: the speed of a dev
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_link
 from trainwright.cluster.cluster import Cluster
@@ -27,17 +27,6 @@ _OPERATIONS: Mapping[str, Operation] = {
     "sendrecv": "send",
 }
 """The operations by the names of the programs of nccl-tests."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _NcclTable:
-    operation: Operation
-    ranks: int
-    hosts: int
-    bytes: tuple[int, ...]
-    seconds: tuple[float, ...]
-    bus_bandwidth: float
-    """The best of the table: bytes a second of the slowest link, by NVIDIA's factors."""
 
 
 def adapt_cluster(base: Cluster, texts: Mapping[str, str]) -> Cluster:
@@ -137,8 +126,11 @@ def _expand_hostlist(text: str) -> list[str]:
     return names
 
 
-def _read_table(cluster: Cluster, name: str, text: str) -> _NcclTable:
-    """Return the times of one run of nccl-tests."""
+def _read_table(cluster: Cluster, name: str, text: str) -> tuple[ExchangeTimes, float]:
+    """Return the times of one run of nccl-tests, of no tier yet, and the best bandwidth of the slowest link.
+
+    That is in bytes a second, by NVIDIA's factors.
+    """
     ranks = {rank: (host, kind) for rank, host, kind in _RANK.findall(text)}
     hosts, kinds = {host for host, _ in ranks.values()}, {kind for _, kind in ranks.values()}
     model = cluster.device.kind.partition("-")[0]
@@ -161,37 +153,31 @@ def _read_table(cluster: Cluster, name: str, text: str) -> _NcclTable:
             f"{name}: does not say which operation it timed; allowed: name the file after one of "
             f"{', '.join(_OPERATIONS)}"
         )
-    return _NcclTable(
+    exchange = ExchangeTimes(
         operation=_OPERATIONS[program],
+        tier="",
         ranks=len(ranks),
-        hosts=len(hosts),
+        on_node=len(ranks) // len(hosts),
         bytes=tuple(times),
         seconds=tuple(seconds for seconds, _ in times.values()),
-        bus_bandwidth=max(bandwidth for _, bandwidth in times.values()),
     )
+    return exchange, max(bandwidth for _, bandwidth in times.values())
 
 
-def _measure_levels(cluster: Cluster, tables: Sequence[tuple[str, _NcclTable]]) -> Cluster:
+def _measure_levels(cluster: Cluster, tables: Sequence[tuple[str, tuple[ExchangeTimes, float]]]) -> Cluster:
     tiers, errors = list(cluster.tiers), dict(cluster.errors)
     measured = []
-    for name, table in tables:
-        span = table.ranks if table.hosts == 1 else max(table.ranks, table.hosts * cluster.devices_per_node)
+    for name, (exchange, bus_bandwidth) in tables:
+        hosts = exchange.ranks // exchange.on_node
+        span = exchange.ranks if hosts == 1 else max(exchange.ranks, hosts * cluster.devices_per_node)
         place = next((at for at, tier in enumerate(tiers) if tier.devices >= span), None)
         if place is None:
-            raise InputError(f"{name}: joins {table.hosts} nodes, more than the tiers of {cluster.name}")
+            raise InputError(f"{name}: joins {hosts} nodes, more than the tiers of {cluster.name}")
         tier = tiers[place]
-        exchange = ExchangeTimes(
-            operation=table.operation,
-            tier=tier.name,
-            ranks=table.ranks,
-            on_node=table.ranks // table.hosts,
-            bytes=table.bytes,
-            seconds=table.seconds,
-        )
-        measured.append(exchange)
+        measured.append(replace(exchange, tier=tier.name))
         if 1 < exchange.on_node < exchange.ranks:
             # Such groups use all links of a node at once: what they reach of them is all that their times say.
-            share = table.bus_bandwidth / (tier.bandwidth * tier.links_per_node)
+            share = bus_bandwidth / (tier.bandwidth * tier.links_per_node)
             tiers[place] = replace(tier, reached=min(1.0, max(share, 1e-6)))
     for place, tier in enumerate(tiers):
         own = [each for each in measured if each.tier == tier.name and not 1 < each.on_node < each.ranks]

@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -113,10 +113,11 @@ def _processor_model() -> str:
 
 
 def _measure_figures() -> dict[str, object]:
+    one, out = np.ones(1, dtype=np.float32), np.ones(1, dtype=np.float32)
     return {
         "products": [_time_product(side) for side in _SIDES],
         "copies": [_time_copy(size) for size in _COPIED],
-        "launch_seconds": fastest(_make_addition(), warmup=1, repeats=1000),
+        "launch_seconds": fastest(lambda: np.add(one, one, out=out), warmup=1, repeats=1000),
         "messages": _time_messages(),
     }
 
@@ -130,11 +131,6 @@ def _time_product(side: int) -> tuple[float, float]:
 def _time_copy(size: int) -> tuple[float, float]:
     source, target = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
     return 2.0 * size, fastest(lambda: np.copyto(target, source), warmup=1, repeats=_REPEATS)
-
-
-def _make_addition() -> Callable[[], object]:
-    one, out = np.ones(1, dtype=np.float32), np.ones(1, dtype=np.float32)
-    return lambda: np.add(one, one, out=out)
 
 
 def _time_messages() -> list[tuple[int, float]]:

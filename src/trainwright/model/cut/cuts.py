@@ -6,12 +6,20 @@ rest, and is not written any more. Bytes follow the conventions of `Stage`.
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 from trainwright.model.chain import Stage
 from trainwright.model.layer import Block, Layer
 
-__all__ = ["Access", "find_cuts", "find_repeats", "fold_blocks", "intervals_between", "join_stages"]
+__all__ = [
+    "Access",
+    "find_cuts",
+    "find_repeats",
+    "fold_blocks",
+    "intervals_between",
+    "join_stages",
+    "shared_beginning",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +187,15 @@ def _without_names(stage: Stage, layers: Sequence[Layer]) -> Hashable:
     return replace(stage, name=""), tuple(replace(layer, name="") for layer in layers)
 
 
+def shared_beginning(paths: Iterable[Sequence[str]]) -> list[str]:
+    """Return the parts that all paths begin with."""
+    levels = zip(*paths, strict=False)
+    return [level[0] for level in takewhile(lambda level: len({*level}) == 1, levels)]
+
+
 def _in_different_modules(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> bool:
     """Whether two neighbouring parts of a chain are of different modules below what all have in common."""
-    shared = 0
-    while all(len(path) > shared for path in (*one, *other)) and len({path[shared] for path in (*one, *other)}) == 1:
-        shared += 1
+    shared = len(shared_beginning([*one, *other]))
     heads = [{path[shared] for path in part if len(path) > shared} for part in (one, other)]
     return not heads[0] & heads[1]
 
@@ -191,7 +203,4 @@ def _in_different_modules(one: Sequence[Sequence[str]], other: Sequence[Sequence
 def _common_path(stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], part: range) -> str:
     """Return the path that the layers of stages have in common: "blocks.3" of "blocks.3.norm" and "blocks.3.up"."""
     paths = [layer.name.split(".") for i in part for layer in layers[i]]
-    shared = 0
-    while all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
-        shared += 1
-    return ".".join(paths[0][:shared]) if paths and shared else "+".join(stages[i].name for i in part)
+    return ".".join(shared_beginning(paths)) or "+".join(stages[i].name for i in part)

@@ -12,14 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import ProfileError
 from trainwright.model.chain import Stage
-from trainwright.model.cut.cuts import Access, find_cuts, fold_blocks, intervals_between
+from trainwright.model.cut.cuts import Access, find_cuts, fold_blocks, intervals_between, shared_beginning
 from trainwright.model.cut.fusion import fuse_layers
 from trainwright.model.cut.layers import LayerOperations, WeightCounter, group_by_module, group_for_fusion, make_layer
-from trainwright.model.cut.lifetimes import StorageLives
 from trainwright.model.cut.transformer import Attention, find_attention, recognise_transformers
 from trainwright.model.layer import Layer, ProfileFields
-from trainwright.model.trace.recorder import TracedOperation
-from trainwright.model.trace.recording import Recording
+from trainwright.model.trace.recording import Recording, StorageLives
 from trainwright.model.trace.step import TrainingStep
 
 __all__ = ["CutRecording", "batch_size", "make_profile"]
@@ -34,13 +32,20 @@ class CutRecording:
         _, size = recording.parts["forward"]
         gradients = any(storages[number].carries_gradient for number in recording.results)
         # The input is live from the start to its last reader, and so bars cuts before that, like any activation.
-        self.entry = _input_storage(recording)
+        # It is the first floating tensor of the sample, while targets and masks are common.
+        sample = [number for number in sorted(recording.sample) if storages[number].floating]
+        self.entry = frozenset(sample[:1])
         ignored = set(recording.fixed) - self.entry
         if gradients:  # what carries none is no activation: masks and positions are common to the stages
             ignored |= {number for number, stored in storages.items() if not stored.carries_gradient} - self.entry
         forward = operations[:size]
         accesses = [
-            Access(self._lasting_reads(operation), frozenset(operation.writes), frozenset(operation.creates))
+            Access(
+                # A loss that compares with the input does not keep the input alive.
+                frozenset(operation.reads) - (self.entry if operation.call == 0 else frozenset()),
+                frozenset(operation.writes),
+                frozenset(operation.creates),
+            )
             for operation in forward
         ]
         # No cut inside one call of a leaf module: memory plans rerun whole modules.
@@ -65,10 +70,6 @@ class CutRecording:
         self.backward_spans = self._attribute_backward()
         if fuse:
             self.recording = fuse_layers(recording, self.layers)
-
-    def _lasting_reads(self, operation: TracedOperation) -> frozenset[int]:
-        """Return what an operation reads; a loss that compares with the input does not keep the input alive."""
-        return frozenset(operation.reads) - (self.entry if operation.call == 0 else frozenset())
 
     def _find_shared(self, forward: Sequence[Any]) -> set[int]:
         """Return what a stage makes and a later one reads in addition to the cut: masks, positions; charged once."""
@@ -261,11 +262,6 @@ class CutRecording:
         return {number for operation in casts for number in operation.creates}
 
 
-def _input_storage(recording: Recording) -> frozenset[int]:
-    """Return the storage of the first floating tensor of the sample: the input, while targets and masks are common."""
-    return frozenset([number for number in sorted(recording.sample) if recording.storages[number].floating][:1])
-
-
 class _UniqueNames:
     """Makes names unique: a second "add" becomes "add_2"."""
 
@@ -282,6 +278,7 @@ def make_profile(
     recording: Recording,
     *,
     name: str,
+    optimizer: str,
     granule_bytes: int,
     fold: bool = True,
     fuse: bool = False,
@@ -317,6 +314,7 @@ def make_profile(
         largest_workspace_bytes=0 if fuse else recording.largest_workspace_bytes,
         peak_by_owner={} if fuse else recording.peak_by_owner,
         granule_bytes=granule_bytes,
+        optimizer=optimizer,
         uncounted=recording.uncounted,
         torch_version=torch.__version__,
     )
@@ -367,10 +365,6 @@ def _stage_name(layers: Sequence[Layer]) -> str:
     names = [layer.name for layer in layers]
     if len(names) == 1:
         return names[0]
-    paths = [name.split(".") for name in names]
-    shared = 0
-    while all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
-        shared += 1
     # Without a common path the stage is called after the layer with most work.
     heaviest = max(layers, key=lambda layer: (layer.forward_flops, layer.weight_elements)).name
-    return ".".join(paths[0][:shared]) if shared else heaviest
+    return ".".join(shared_beginning(name.split(".") for name in names)) or heaviest

@@ -7,7 +7,7 @@ Sizes of kept activations follow Korthikanti et al., "Reducing Activation Recomp
 from dataclasses import replace
 
 from trainwright.errors import InputError
-from trainwright.model.layer import Block, Layer, Transformer
+from trainwright.model.layer import ELEMENT_BYTES, Block, Layer, Transformer
 from trainwright.model.profile import Profile
 from trainwright.validators import check, integer, one_of
 
@@ -17,7 +17,6 @@ _LOSS_FORWARD, _LOSS_BACKWARD, _LOSS_STEPS = 38, 22, 7
 """Bytes an element of the logits that an unfused cross-entropy moves, and its operations. Forward, in fp32: cast (2
 read, 4 written), maximum (4), difference, exponential and quotient (8 each), sum (4); backward: difference, product (8
 each) and cast (6)."""
-_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2}
 
 
 def describe_transformer(
@@ -61,7 +60,7 @@ def describe_transformer(
             f"describe_transformer: heads: got {heads} heads and {kv_heads or heads} of keys for hidden {hidden}; "
             "allowed: heads that divide hidden, kv_heads that divide heads"
         )
-    check(precision, one_of(*_BYTES), "describe_transformer: precision")
+    check(precision, one_of(*ELEMENT_BYTES), "describe_transformer: precision")
     shape = Transformer(
         hidden=hidden,
         heads=heads,
@@ -73,7 +72,7 @@ def describe_transformer(
         top_k=top_k,
     )
     # Layers of one block, repeated `layers` times by the block's count.
-    maker = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
+    maker = _Layers(shape, ELEMENT_BYTES[precision], dropout=dropout, bias=int(biases))
     block = _block_layers(maker, gated=gated, fused=fused_attention)
     blocks: tuple[Block, ...] = (replace(_make_block("block", block, maker), count=layers, transformer=shape),)
     # Without a vocabulary the blocks alone, which is what published tables of activation memory count.

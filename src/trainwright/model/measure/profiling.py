@@ -8,16 +8,82 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from trainwright.cluster.calibration.timing import Clock, fastest, kernel_clock
+from trainwright.cluster.calibration.timing import Clock, fastest, kernel_clock, wall_clock
 from trainwright.errors import ProfileError
 from trainwright.model.cut.stages import batch_size, make_profile
 from trainwright.model.layer import ProfileFields
-from trainwright.model.measure.operation_times import time_operations
+from trainwright.model.trace.recorder import TensorShape, TracedOperation
 from trainwright.model.trace.recording import Recording, Untraceable, record_step
 from trainwright.model.trace.step import Loss, MakeOptimizer, TrainingStep, prepare_step
 from trainwright.validators import check, integer
 
-__all__ = ["TraceOptions", "measure_model", "trace_model"]
+__all__ = ["TraceOptions", "measure_model", "time_operations", "trace_model"]
+
+
+def time_operations(
+    operations: Sequence[TracedOperation],
+    places: Sequence[int],
+    *,
+    device: torch.device,
+    warmup: int = 3,
+    repeats: int = 10,
+    clock: Clock = wall_clock,
+) -> tuple[dict[int, float], list[str]]:
+    """Time operations on tensors like those recorded; those of equal arguments once. Views take no time.
+
+    Returns seconds by place, and the names of operations that could not be run alone.
+    """
+    known: dict[Any, float | None] = {}
+    seconds: dict[int, float] = {}
+    failed: set[str] = set()
+    for place in places:
+        operation = operations[place]
+        if operation.is_view:
+            continue
+        # Equal operations on equal shapes take equal time: each is measured once.
+        key = (operation.func, repr(operation.arguments), repr(operation.keywords))
+        if key not in known:
+            known[key] = _time_alone(operation, device, warmup, repeats, clock)
+        found = known[key]
+        if found is None:
+            failed.add(str(operation.func))
+        else:
+            seconds[place] = found
+    return seconds, sorted(failed)
+
+
+def _time_alone(
+    operation: TracedOperation, device: torch.device, warmup: int, repeats: int, clock: Clock
+) -> float | None:
+    with torch.no_grad():
+        try:
+            arguments, keywords = tree_map(
+                lambda leaf: _make_tensor(leaf, device) if isinstance(leaf, TensorShape) else leaf,
+                (operation.arguments, operation.keywords),
+            )
+            operation.func(*arguments, **keywords)
+        except (RuntimeError, TypeError, ValueError, IndexError):  # it needs values that made-up tensors do not have
+            return None
+        return fastest(
+            lambda: operation.func(*arguments, **keywords),
+            warmup=warmup,
+            repeats=repeats,
+            clock=clock,
+            error=ProfileError,
+        )
+
+
+def _make_tensor(shaped: TensorShape, device: torch.device) -> torch.Tensor:
+    """Return a tensor of a shape, with numbers between 0.5 and 1 (no zeros, infinities or denormals), or zeros."""
+    # The smallest flat storage in which all strides fit.
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shaped.shape, shaped.stride, strict=True))
+    flat = torch.empty(max(0, extent), dtype=shaped.dtype, device=device)
+    if shaped.dtype.is_floating_point:
+        flat.uniform_(0.5, 1.0)
+    else:
+        flat.zero_()  # a valid index everywhere
+    return flat.as_strided(shaped.shape, shaped.stride)
+
 
 _HALVINGS = 6  # of the batch, each of which is measured too
 
@@ -72,16 +138,16 @@ class TraceOptions:
         self, step: TrainingStep, recording: Recording, seconds: dict[int, float] | None = None
     ) -> ProfileFields:
         """Return the profile of a recording."""
-        profile = make_profile(
+        return make_profile(
             step,
             recording,
             name=self.name or type(self.model).__name__,
+            optimizer=_optimizer_name(self.optimizer),
             granule_bytes=self.granule_bytes,
             fold=self.fold,
             fuse=self.fuse,
             seconds=seconds,
         )
-        return replace(profile, optimizer=_optimizer_name(self.optimizer))
 
 
 def trace_model(request: TraceOptions) -> ProfileFields:
@@ -125,7 +191,7 @@ def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFi
     clock = kernel_clock(request.place)
     end = recording.parts["backward"][1]
     # Dropout and random inputs must not change the caller's generator.
-    with torch.random.fork_rng(devices=_cuda_devices(request.place)):
+    with torch.random.fork_rng(devices=[request.place] if request.place.type == "cuda" else []):
         seconds, failed = time_operations(
             recording.operations, range(end), device=request.place, warmup=warmup, repeats=repeats, clock=clock
         )
@@ -186,10 +252,6 @@ def _time_whole_step(request: TraceOptions, warmup: int, repeats: int, clock: Cl
         step.result = None
 
     return fastest(once, warmup=warmup, repeats=repeats, clock=clock, error=ProfileError)
-
-
-def _cuda_devices(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
 
 
 def _optimizer_name(optimizer: str | MakeOptimizer | None) -> str:

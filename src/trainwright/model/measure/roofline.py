@@ -9,14 +9,12 @@ from typing import TypeVar
 from trainwright.cluster import Device
 from trainwright.cluster.device import roofline_seconds
 from trainwright.errors import ProfileError
-from trainwright.model.layer import Layer, ProfileFields
+from trainwright.model.layer import ELEMENT_BYTES, Layer, ProfileFields
 from trainwright.validators import check, one_of
 
 __all__ = ["predict_seconds"]
 
 P = TypeVar("P", bound=ProfileFields)
-
-_ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 2, "amp-fp16": 2}
 
 
 def predict_seconds(profile: P, device: Device, *, precision: str | None = None) -> P:
@@ -26,7 +24,7 @@ def predict_seconds(profile: P, device: Device, *, precision: str | None = None)
     another precision replaces them too.
     """
     wanted = profile.precision if precision is None else precision
-    check(wanted, one_of(*_ELEMENT_BYTES), "precision", ProfileError)
+    check(wanted, one_of(*ELEMENT_BYTES), "precision", ProfileError)
     # Mixed precision computes its products in the lower of its two precisions.
     rate = device.flops.get(wanted.removeprefix("amp-"), 0.0)
     if rate <= 0 or device.memory_bandwidth <= 0:
@@ -36,7 +34,7 @@ def predict_seconds(profile: P, device: Device, *, precision: str | None = None)
             f"flops for that precision (it has {known}); calibrate it, or give both in the cluster file"
         )
     # Traffic was counted at the profile's precision; another one has larger or smaller elements.
-    scale = _ELEMENT_BYTES[wanted] / _ELEMENT_BYTES.get(profile.precision, 4)
+    scale = ELEMENT_BYTES[wanted] / ELEMENT_BYTES.get(profile.precision, 4)
 
     def with_seconds(layer: Layer) -> Layer:
         if layer.origin == "measured" and wanted == profile.precision:

@@ -115,22 +115,17 @@ def _recurrent_backward_flops(arguments: Sequence[Any], results: Sequence[Shape]
     return 2 * _recurrent_flops(arguments, results)
 
 
+_FUSED = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 _PRODUCTS: dict[Any, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
     aten.mm: _product_flops,
     aten.addmm: _after_first(_product_flops),
     aten.bmm: _product_flops,
     aten.baddbmm: _after_first(_product_flops),
-    aten._grouped_mm: _grouped_flops,  # noqa: SLF001  aten's names, here and below
+    aten._grouped_mm: _grouped_flops,  # noqa: SLF001  aten's name, as below
     aten.convolution: _convolution_flops,
     aten.convolution_backward: _convolution_backward_flops,
-    aten._scaled_dot_product_flash_attention: _attention_flops,  # noqa: SLF001
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,  # noqa: SLF001
-    aten._scaled_dot_product_efficient_attention: _attention_flops,  # noqa: SLF001
-    aten._scaled_dot_product_cudnn_attention: _attention_flops,  # noqa: SLF001
-    aten._scaled_dot_product_flash_attention_backward: _attention_backward_flops,  # noqa: SLF001
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,  # noqa: SLF001
-    aten._scaled_dot_product_efficient_attention_backward: _attention_backward_flops,  # noqa: SLF001
-    aten._scaled_dot_product_cudnn_attention_backward: _attention_backward_flops,  # noqa: SLF001
+    **{getattr(aten, f"_scaled_dot_product_{kernel}"): _attention_flops for kernel in _FUSED},
+    **{getattr(aten, f"_scaled_dot_product_{kernel}_backward"): _attention_backward_flops for kernel in _FUSED},
     aten.mkldnn_rnn_layer: _recurrent_flops,
     aten.mkldnn_rnn_layer_backward: _recurrent_backward_flops,
     aten._cudnn_rnn: _recurrent_flops,  # noqa: SLF001

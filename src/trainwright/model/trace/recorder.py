@@ -7,7 +7,7 @@ sequence number that autograd gives each node.
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -121,14 +121,6 @@ class _FailedOperation:
     shapes: tuple[tuple[int, ...], ...]
 
 
-@dataclass
-class _AutogradNodes:
-    """Numbers of autograd nodes and the operations that they were made for."""
-
-    following: int = 0
-    operation: dict[int, int] = field(default_factory=dict)
-
-
 class StepRecorder(StorageTracker):
     """A storage tracker that also records every operation in order, and the life of every storage."""
 
@@ -150,7 +142,9 @@ class StepRecorder(StorageTracker):
         self.failure: _FailedOperation | None = None
         self._calls = 0
         self._stack = [_Call(0, "", leaf=False)]
-        self._nodes = _AutogradNodes()
+        # The operations that autograd's nodes were made for, by their numbers, and the number of the next.
+        self._nodes: dict[int, int] = {}
+        self._following = 0
         self._latest = -1
 
     def __torch_dispatch__(
@@ -292,30 +286,27 @@ class StepRecorder(StorageTracker):
 
     def _forward_operation(self) -> int:
         """Return the forward operation that a backward operation belongs to, -1 in the forward pass."""
-        nodes = self._nodes
         if self.phase == "forward":
             following = torch._C._autograd._get_sequence_nr()  # noqa: SLF001  no public way to number nodes
             # Nodes made since the last operation belong to the one that is recorded next.
-            for number in range(nodes.following, following):
-                nodes.operation[number] = len(self.operations)
-            nodes.following = following
+            self._nodes.update(dict.fromkeys(range(self._following, following), len(self.operations)))
+            self._following = following
             return -1
         if self.phase != "backward":
             return -1
         node = torch._C._current_autograd_node()  # noqa: SLF001  likewise
         if node is not None:
             # A node of no forward operation, such as one that accumulates a gradient, stays with the one before it.
-            self._latest = nodes.operation.get(node._sequence_nr(), self._latest)  # noqa: SLF001  likewise
+            self._latest = self._nodes.get(node._sequence_nr(), self._latest)  # noqa: SLF001  likewise
         return self._latest
 
     def start(self, phase: str) -> None:
         """Begin the forward pass, the backward pass or another phase."""
-        nodes = self._nodes
         following = torch._C._autograd._get_sequence_nr()  # noqa: SLF001  no public way to number nodes
         if phase == "backward":  # nodes that were made after the last operation belong to it
             self._latest = len(self.operations) - 1
-            nodes.operation.update(dict.fromkeys(range(nodes.following, following), self._latest))
-        nodes.following = following
+            self._nodes.update(dict.fromkeys(range(self._following, following), self._latest))
+        self._following = following
         self.phase = phase
 
 

@@ -1,10 +1,13 @@
 """The recording of a training step: its operations, the storages that they made, and the lifetimes of these."""
 
+import bisect
 import contextlib
 import gc
 import logging
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -15,7 +18,7 @@ from trainwright.model.trace.corrections import depends_on_values
 from trainwright.model.trace.recorder import StepRecorder, StorageLife, TracedOperation
 from trainwright.model.trace.step import TrainingStep
 
-__all__ = ["Recording", "Untraceable", "pause_garbage_collection", "quiet_logging", "record_step"]
+__all__ = ["Recording", "StorageLives", "Untraceable", "pause_garbage_collection", "quiet_logging", "record_step"]
 
 
 class Untraceable(ProfileError):
@@ -176,7 +179,7 @@ def _explain_error(error: Exception, recorder: StepRecorder, *, fake: bool) -> P
     failure = recorder.failure if recorder.failure is not None and recorder.failure.error is error else None
     module = f"module {recorder.path!r}" if recorder.path else "the model itself"
     what = f"{failure.operation} in {module}" if failure is not None else module
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = textwrap.shorten(str(error), 200, placeholder="...") or type(error).__name__
     # Such a step can still be run on real tensors.
     if fake and _needs_values(error):
         return Untraceable(
@@ -185,7 +188,7 @@ def _explain_error(error: Exception, recorder: StepRecorder, *, fake: bool) -> P
     shapes = ", ".join(str(shape) for shape in failure.shapes) if failure is not None else ""
     on = f" on shapes {shapes}" if shapes else ""
     return ProfileError(
-        f"sample: {what} fails{on}: {_shorten_text(said)}; allowed: what the model's forward takes (a tensor, a tuple "
+        f"sample: {what} fails{on}: {said}; allowed: what the model's forward takes (a tensor, a tuple "
         "of arguments or a mapping of keywords), with the batch as first dimension"
     )
 
@@ -198,5 +201,52 @@ def _needs_values(error: Exception) -> bool:
     )
 
 
-def _shorten_text(text: str, limit: int = 200) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+class StorageLives:
+    """Answers which storages live when, and how many bytes they hold."""
+
+    def __init__(self, recording: Recording, pending: dict[int, int]) -> None:
+        self.storages = recording.storages
+        self.pending = pending
+        self.fixed = recording.fixed
+        # Sorted by birth, so that the storages made in an interval are one slice.
+        order = sorted((stored.first, number) for number, stored in recording.storages.items())
+        self.order = [number for _, number in order]
+        self.firsts = [first for first, _ in order]
+        self.backward, self.end = recording.parts["backward"]
+        made = self.made_in(self.backward, self.end - 1) - recording.gradients if self.end > self.backward else set()
+        self.changes = self.alive(made, self.backward, self.end)
+
+    def made_in(self, first: int, last: int) -> set[int]:
+        """Return the storages made by operations first..last."""
+        low, high = bisect.bisect_left(self.firsts, first), bisect.bisect_right(self.firsts, last)
+        return set(self.order[low:high]) - self.fixed
+
+    def bytes(self, numbers: Collection[int]) -> int:
+        """Return the bytes of storages."""
+        return sum(self.storages[number].bytes for number in numbers)
+
+    def differentiable(self, number: int) -> bool:
+        """Return whether a storage gets a gradient."""
+        return self.storages[number].carries_gradient and self.storages[number].floating
+
+    def peak(self, numbers: Collection[int], first: int, last: int) -> int:
+        """Return the peak bytes of `numbers` while operations first..last run."""
+        return max(self.alive(numbers, first, last + 1), default=0)
+
+    def alive(self, numbers: Collection[int], first: int, past: int) -> list[int]:
+        """Return the bytes of `numbers` that live at each operation from `first` to before `past`."""
+        # A difference array: plus at birth, minus after death, then one running sum.
+        changes = [0] * (past - first + 1)
+        for number in numbers:
+            stored = self.storages[number]
+            start = max(stored.first, first, self.pending.get(number, first))
+            # A storage without a last operation has outlived the recording.
+            end = past - 1 if stored.last < 0 else min(stored.last, past - 1)
+            if start <= end:
+                changes[start - first] += stored.bytes
+                changes[end + 1 - first] -= stored.bytes
+        return list(accumulate(changes[:-1]))
+
+    def backward_live(self, first: int, past: int) -> list[int]:
+        """Return the live bytes that backward has made, without gradients of parameters."""
+        return self.changes[first - self.backward : past - self.backward]

@@ -15,7 +15,17 @@ from trainwright.errors import ProfileError
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.validators import check, one_of
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "TrainingStep", "call_model", "prepare_step"]
+__all__ = [
+    "OPTIMIZERS",
+    "PRECISIONS",
+    "Call",
+    "Loss",
+    "MakeOptimizer",
+    "TrainingStep",
+    "as_call",
+    "call_model",
+    "prepare_step",
+]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -148,13 +158,27 @@ class TrainingStep:
         return torch.autocast(self.device.type, dtype=PRECISIONS[self.precision])
 
 
-def call_model(model: nn.Module, sample: Any) -> Any:
-    """Call a model with a sample: a mapping is keywords, a tuple or list positional arguments, else one argument."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A sample as a model was called with it."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def as_call(sample: Any) -> Call:
+    """Return a sample as a call: a mapping holds keyword arguments, a tuple or list positional ones, else it is one."""
+    if isinstance(sample, Call):
+        return sample
     if isinstance(sample, Mapping):
-        return model(**sample)
-    if isinstance(sample, tuple | list):
-        return model(*sample)
-    return model(sample)
+        return Call((), dict(sample))
+    return Call(tuple(sample) if isinstance(sample, tuple | list) else (sample,), {})
+
+
+def call_model(model: Callable[..., Any], sample: Any) -> Any:
+    """Call a model with a sample."""
+    given = as_call(sample)
+    return model(*given.args, **given.kwargs)
 
 
 def prepare_step(

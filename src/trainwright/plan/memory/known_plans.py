@@ -26,7 +26,6 @@ __all__ = [
     "lowest_with_copies",
     "segments",
     "sequential",
-    "sequential_begins",
     "stage_needs",
 ]
 
@@ -43,8 +42,7 @@ def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         which = int(choices[s * n - s * (s - 1) // 2 + t - s])
         return -1 - which, which, PlanNode(max(s + 1, which), t), None
 
-    rows = rows_of_nodes(PlanNode(0, n - 1), choose)
-    return operations_of(rows), int(need[n - 1]) + chain.fixed_bytes
+    return operations_of(rows_of_nodes(PlanNode(0, n - 1), choose)), int(need[n - 1]) + chain.fixed_bytes
 
 
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
@@ -88,15 +86,14 @@ def stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
         before = steps[stage - 2].output_bytes if stage > 1 else 0
         made = steps[stage - 2].output_gradient_bytes if stage > 1 else chain.input_gradient_bytes
         needs = []
-        for each in step.choices:
+        for option, each in enumerate(step.choices):
             forward = before + each.saved_bytes + each.forward_temporary_bytes
             arrived = gradient + grown
             more = made + step.parameter_gradient_bytes + each.backward_temporary_bytes
             # In the sweep only the loss's gradient is alive; in the backward the gradients that arrive and are made.
             sweep = forward + chain.loss.output_gradient_bytes
-            needs.append((max(sweep, before + each.saved_bytes + arrived + more), forward + arrived))
-        least[stage], forward_needs[stage] = min(needs)
-        options[stage] = needs.index((least[stage], forward_needs[stage]))
+            needs.append((max(sweep, before + each.saved_bytes + arrived + more), forward + arrived, option))
+        least[stage], forward_needs[stage], options[stage] = min(needs)
         if stage < last:
             # The sweep runs it without gradients as well, to hand its output on.
             plain = before + step.output_bytes + step.no_grad_temporary_bytes + chain.loss.output_gradient_bytes
@@ -115,9 +112,8 @@ def keep_all(chain: Chain) -> Operations:
         min(range(len(step.choices)), key=lambda o: step.choices[o].forward_seconds + step.choices[o].backward_seconds)
         for step in chain.steps
     ]
-    count = len(fastest)
-    forwards = [Operation(OperationKind.FORWARD_ALL, stage, None, fastest[stage - 1]) for stage in range(1, count + 1)]
-    return (*forwards, *(Operation(OperationKind.BACKWARD, stage) for stage in range(count, 0, -1)))
+    forwards = [Operation(OperationKind.FORWARD_ALL, stage, None, option) for stage, option in enumerate(fastest, 1)]
+    return (*forwards, *(Operation(OperationKind.BACKWARD, stage) for stage in range(len(fastest), 0, -1)))
 
 
 def segments(chain: Chain, begins: Sequence[int]) -> Operations:
@@ -144,13 +140,8 @@ def first_blocks(chain: Chain, count: int) -> Operations:
 
 def sequential(chain: Chain, count: int) -> Operations:
     """Run `count` segments of floor(L / count) stages, the last with the rest, as torch's checkpoint_sequential."""
-    return segments(chain, sequential_begins(chain, count))
-
-
-def sequential_begins(chain: Chain, count: int) -> list[int]:
-    """Return where the segments of `sequential` begin."""
     width = len(chain.stages) // count
-    return [1 + width * each for each in range(count)]
+    return segments(chain, [1 + width * each for each in range(count)])
 
 
 def checkpointing_plans(chain: Chain) -> dict[str, Operations]:

@@ -27,21 +27,19 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
+from trainwright.plan.memory._dynamic_programs import PricedTable, choose_priced, fill_priced_table
+from trainwright.plan.memory.copy_schedule import fastest_schedule
 from trainwright.plan.memory.known_plans import keep_all
 from trainwright.plan.memory.operations import Link, Operation, operations_of, rows_of
 from trainwright.plan.memory.persistent import PlanNode, rows_of_nodes
 from trainwright.plan.memory.phases import HURRIES, anneal_all, phases_of, rates_of, save_everything
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-
-if TYPE_CHECKING:
-    from trainwright.plan.memory._dynamic_programs import PricedTable
 
 __all__ = ["PricedPlan", "PricedProgram", "plan_offload", "price_hull"]
 
@@ -72,8 +70,6 @@ def plan_offload(
 
     `start` is a plan without copies that fits, if there is one, `lowest` one with copies that may.
     """
-    from trainwright.plan.memory.copy_schedule import fastest_schedule
-
     best, least = start, math.inf
     if start is not None:
         least = simulate(chain, start, budget_bytes=budget_bytes).seconds
@@ -149,16 +145,12 @@ class PricedProgram:
         ]
         self.kinds = np.cumsum([0, *counts]).astype(np.int64), np.array(each, np.int64)
 
-    def table(self, price: float) -> "PricedTable":
+    def table(self, price: float) -> PricedTable:
         """Return what `_dynamic_programs` reads at a price in seconds for each byte that leaves."""
-        from trainwright.plan.memory._dynamic_programs import fill_priced_table
-
         return self.kinds, fill_priced_table(self.sizes, self.kinds, self.grid, price), self.grid, price
 
     def solve(self, price: float) -> PricedPlan | None:
         """Return the best plan at a price; None if there is none."""
-        from trainwright.plan.memory._dynamic_programs import choose_priced
-
         if self.room < 0:
             return None
         sizes, priced, (unit, up, slots) = self.sizes, self.table(price), self.grid

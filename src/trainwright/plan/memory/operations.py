@@ -6,12 +6,14 @@ Beside them the link to the host, which says how long values take that leave and
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 import numpy as np
 
 from trainwright.errors import ChainError
 from trainwright.kernels import Ints
-from trainwright.validators import Validator, check, optional
+from trainwright.settings import Settings
+from trainwright.validators import Validator, optional
 
 __all__ = [
     "BACKWARD",
@@ -132,19 +134,14 @@ _BANDWIDTH = Validator(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class Link(Settings, error=ChainError):
     """Bandwidths in bytes per second; what is measured with both directions busy may be less than alone."""
 
-    to_host: float
-    to_device: float
-    to_host_together: float | None = None
+    to_host: Annotated[float, _BANDWIDTH]
+    to_device: Annotated[float, _BANDWIDTH]
+    to_host_together: Annotated[float | None, optional(_BANDWIDTH)] = None
     """None: as fast as alone (full duplex)."""
-    to_device_together: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("to_host", "to_device"):
-            check(getattr(self, name), _BANDWIDTH, f"Link.{name}", ChainError)
-            check(getattr(self, f"{name}_together"), optional(_BANDWIDTH), f"Link.{name}_together", ChainError)
+    to_device_together: Annotated[float | None, optional(_BANDWIDTH)] = None
 
     @classmethod
     def of(cls, bandwidth: "float | Link") -> "Link":

@@ -34,12 +34,11 @@ class Plan:
     """No plan within the budget is faster (without copies, or with ideal ones)."""
     solver: str
     link: Link | None = None
-    torch_version: str | None = None
 
     @classmethod
     def of(
         cls, chain: Chain, operations: tuple[Operation, ...], *, budget_bytes: int, solver: str,
-        lower_seconds: float = 0.0, link: Link | None = None, torch_version: str | None = None,
+        lower_seconds: float = 0.0, link: Link | None = None,
     ) -> "Plan":  # fmt: skip
         """Return the plan of operations; raise PlanMismatch if the simulator finds them invalid or over the budget."""
         plain = chain.plain_peak_bytes if solver == "none" else None  # the model runs as it is
@@ -52,7 +51,7 @@ class Plan:
         return cls(
             chain=chain, operations=operations, budget_bytes=budget_bytes, seconds=simulation.seconds,
             peak_bytes=simulation.peak_bytes if plain is None else plain,
-            lower_seconds=min(lower_seconds, simulation.seconds), solver=solver, link=link, torch_version=torch_version,
+            lower_seconds=min(lower_seconds, simulation.seconds), solver=solver, link=link,
         )  # fmt: skip
 
     @property
@@ -92,7 +91,6 @@ class Plan:
             "digest": self.chain.digest,
             **self.summary,
             "link": None if self.link is None else asdict(self.link),
-            "torch_version": self.torch_version,
             "operations": [str(operation) for operation in self.operations],
             "chain": self.chain.to_json(),
         }
@@ -115,7 +113,6 @@ class Plan:
                 chain, tuple(map(parse_operation, content["operations"])), budget_bytes=content["budget_bytes"],
                 solver=content["solver"], lower_seconds=content["lower_seconds"],
                 link=None if content["link"] is None else Link(**content["link"]),
-                torch_version=content["torch_version"],
             )  # fmt: skip
         except KeyError as missing:
             raise PlanMismatch(f"plan file: got none of {missing}; allowed: what Plan.save writes") from None

@@ -2,20 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
-from trainwright.plan.memory.exact import SearchResult, solve_exact
 from trainwright.plan.memory.known_plans import first_blocks, keep_all, lowest_plan, lowest_with_copies
-from trainwright.plan.memory.offload import plan_offload
 from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
 from trainwright.plan.memory.persistent import solve_persistent
-from trainwright.plan.memory.phases import improve_plan
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.simulate import simulate
 from trainwright.validators import check, one_of
+
+if TYPE_CHECKING:
+    from trainwright.plan.memory.exact import SearchResult
 
 __all__ = [
     "Solver",
@@ -51,6 +51,11 @@ def plan_chain(
     `bandwidth` bytes per second each way. `search_seconds` is about how long annealing and `auto`'s exact search may
     each take; they count their tries, so that a chain always has the same plan. Raises InfeasibleBudget.
     """
+    # Late: kernels are compiled, and numba is loaded, where something is searched.
+    from trainwright.plan.memory.exact import solve_exact
+    from trainwright.plan.memory.offload import plan_offload
+    from trainwright.plan.memory.phases import improve_plan
+
     check(solver, one_of(*get_args(Solver)), "solver", ChainError)
     if offload and bandwidth is None:
         raise BudgetError(
@@ -66,7 +71,7 @@ def plan_chain(
     found, lower = "dp", least
     # Short chains: search for anything faster, which also proves how fast a plan can be.
     if solver in {"auto", "exact"}:
-        known = _seconds_of(chain, budget_bytes, operations)
+        known = math.inf if operations is None else simulate(chain, operations, budget_bytes=budget_bytes).seconds
         states = int(min(_STATES, search_seconds / _STATE_SECONDS)) if solver == "auto" else 20_000_000
         searched = solve_exact(chain, budget_bytes, better_than_seconds=known * (1 - 1e-9), states=states)
         operations, lower = _faster_of(chain, searched, operations, known, lower)
@@ -146,12 +151,8 @@ def _first_blocks(chain: Chain, budget_bytes: int) -> tuple[Operation, ...] | No
     return first_blocks(chain, high) if high <= len(chain.stages) else None
 
 
-def _seconds_of(chain: Chain, budget_bytes: int, operations: tuple[Operation, ...] | None) -> float:
-    return math.inf if operations is None else simulate(chain, operations, budget_bytes=budget_bytes).seconds
-
-
 def _faster_of(
-    chain: Chain, searched: SearchResult, operations: tuple[Operation, ...] | None, known: float, lower: float
+    chain: Chain, searched: "SearchResult", operations: tuple[Operation, ...] | None, known: float, lower: float
 ) -> tuple[tuple[Operation, ...] | None, float]:
     """Return the faster of a known and a searched plan, and what is known of all others."""
     if searched.operations is not None:

@@ -8,7 +8,7 @@ the device's value any more. Work waits for its inputs and, within a budget, for
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainwright.model.chain import Chain
@@ -48,6 +48,8 @@ class Simulation:
     points: tuple[tuple[float, int], ...] = field(repr=False)
     """From which second on how many bytes are alive."""
     spans: tuple[LaneSpan, ...] = field(repr=False)
+    releases: Mapping[int, tuple[float, int]] = field(repr=False)
+    """Of each copy to the host, by its place: when its value left the device, and what was the last done by then."""
     violation: PlanViolation | None = None
 
     @property
@@ -102,6 +104,8 @@ class _Machine:
         self.incoming: deque[_Copy] = deque()
         self.copying_in = False
         self.readers: dict[_Key, int] = {}  # the last reader of a value that is leaving
+        self.sent: dict[_Key, int] = {}  # the place of its copy
+        self.releases: dict[int, tuple[float, int]] = {}
 
     def run_all(self) -> Simulation:
         self._note_point()
@@ -121,6 +125,7 @@ class _Machine:
             peak_owners=self.peak_owners,
             points=tuple(self.points),
             spans=tuple(self.spans),
+            releases=self.releases,
             violation=violation,
         )
 
@@ -145,7 +150,7 @@ class _Machine:
             if key not in self.alive or key in self.readers or coming:
                 return PlanViolation(place, f"{operation}: it is not on the device")
             self.host[key] = self.alive[key]
-            self.readers[key] = self._last_reader(key)
+            self.readers[key], self.sent[key] = self._last_reader(key), place
             self.outgoing.append(_Copy(place, key, float(self.alive[key][0]), self.now))
         else:
             if key not in self.host or coming:
@@ -336,6 +341,7 @@ class _Machine:
         for key, last in list(self.readers.items()):
             if key not in flying and last <= self.done:
                 del self.readers[key]
+                self.releases[self.sent[key]] = self.now, self.done
                 self._free_value(key)
 
     # Records

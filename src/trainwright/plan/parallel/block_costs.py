@@ -108,7 +108,13 @@ def _phase_seconds(
     """
     runs = np.ones(len(arrays.layers), dtype=np.bool_) if chosen is None else chosen
     compute = arrays.per_block(np.where(runs, layers, 0.0))
-    exposed = _exposed(exchanges, took, phase, compute, beside=cluster.overlap)
+    # Covered exchanges cost what is longer than the computation, or what that slows down.
+    open_, covered = np.zeros_like(compute), np.zeros_like(compute)
+    for exchange, seconds in zip(exchanges, took, strict=True):
+        if exchange.phase == phase and exchange.block is not None:
+            seconds_of = covered if exchange.overlaps else open_
+            seconds_of[:, exchange.block] += exchange.count * seconds
+    exposed = open_ + np.maximum((1 - cluster.overlap) * covered, covered - compute)
     # A backward pass has two operations for one forward.
     host = (2 if phase == "backward" else 1) * host_seconds(arrays, cluster, runs)
     issued = np.tile(host, (len(compute), 1))
@@ -118,18 +124,6 @@ def _phase_seconds(
     busy = compute + exposed
     longer = (busy**_ROUNDNESS + issued**_ROUNDNESS) ** (1 / _ROUNDNESS) if issued.any() else busy
     return compute + longer - busy, exposed
-
-
-def _exposed(exchanges: list[Exchange], seconds: list[Floats], phase: str, compute: Floats, *, beside: float) -> Floats:
-    """Return the seconds of a phase's exchanges that its computation does not hide."""
-    # Covered exchanges cost what is longer than the computation, or what that slows down.
-    open_, covered = np.zeros_like(compute), np.zeros_like(compute)
-    for exchange, took in zip(exchanges, seconds, strict=True):
-        if exchange.phase == phase and exchange.block is not None:
-            seconds_of = covered if exchange.overlaps else open_
-            seconds_of[:, exchange.block] += exchange.count * took
-    found: Floats = open_ + np.maximum((1 - beside) * covered, covered - compute)
-    return found
 
 
 def _temporary(arrays: ModelArrays, samples: Floats, whole: Floats, share: Floats) -> Floats:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainwright.errors import InputError
-from trainwright.plan.parallel.block_costs import BlockCosts
 from trainwright.plan.parallel.mesh import RECOMPUTE, Floats, Ints, Mesh
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.recomputation import choices_of
@@ -64,7 +63,12 @@ def bounds_of(pricer: Pricer, mesh: Mesh, recompute: str | None = None) -> Bound
     without = pricer.costs(replace(ways, sequence=np.zeros_like(ways.sequence)))
     divided = pricer.costs(ways) if tensor.any() else without
     inside = [(divided if sequence else without, recompute) for sequence, recompute in choices]
-    seconds = np.concatenate([_seconds(costs, recompute) for costs, recompute in inside]).T
+    seconds = np.concatenate(
+        [
+            costs.forward + costs.backward + costs.forward_exchange + costs.backward_exchange + costs.again[recompute]
+            for costs, recompute in inside
+        ]
+    ).T
     saved = np.concatenate([costs.saved[recompute] for costs, recompute in inside]).T
     shape, found = (len(choices), ways.rows), []
     place = place.copy()
@@ -100,10 +104,3 @@ def _choices(pricer: Pricer, mesh: Mesh, recompute: str | None) -> tuple[tuple[b
         raise InputError(f"recompute: got {recompute!r}; allowed for this model: {', '.join(possible)}")
     recomputes = [RECOMPUTE.index(name) for name in possible if recompute in {None, name}]
     return tuple((sequence, recompute) for sequence in sequences for recompute in recomputes)
-
-
-def _seconds(costs: BlockCosts, recompute: int) -> Floats:
-    """Return (ways, blocks): what a run takes forward and backward."""
-    plain = costs.forward + costs.backward + costs.forward_exchange + costs.backward_exchange
-    found: Floats = plain + costs.again[recompute]
-    return found

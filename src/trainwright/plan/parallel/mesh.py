@@ -114,14 +114,12 @@ class Mesh:
 
     def take(self, rows: Ints | Bools) -> "Mesh":
         """Return some of the candidates."""
-        columns = {column.name: getattr(self, column.name)[rows] for column in fields(self) if column.name != "axes"}
-        return Mesh(axes=self.axes, **columns)
+        return Mesh(axes=self.axes, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
     @classmethod
     def join(cls, parts: "Sequence[Mesh]") -> "Mesh":
         """Return the candidates of several meshes, one after the other."""
-        names = [column.name for column in fields(cls) if column.name != "axes"]
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
         return cls(axes=parts[0].axes, **columns)
 
     def inner(self) -> tuple["Mesh", Ints]:
@@ -143,6 +141,9 @@ class Mesh:
                 different = int(code.max(initial=0)) + 1
         _, first, place = np.unique(code, return_index=True, return_inverse=True)
         return self.take(first), np.asarray(place, dtype=np.int64).ravel()
+
+
+_COLUMNS = tuple(column.name for column in fields(Mesh) if column.name != "axes")
 
 
 def numbered(column: Ints) -> tuple[Ints, int]:

@@ -1,103 +1,78 @@
 """Work: a profile as arrays over its different layers, per sample and at the precision of a plan."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainwright.model.layer import Block, Layer
+from trainwright.model.layer import ELEMENT_BYTES, Block, Layer, Transformer
 from trainwright.model.profile import Profile
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints
+from trainwright.plan.parallel.mesh import Floats, Ints
 from trainwright.plan.parallel.precision import Precision
 
 __all__ = ["ModelArrays", "paths_run_again"]
 
-_TRACED_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2}
 
-
-@dataclass(frozen=True, eq=False, slots=True)
 class ModelArrays:
     """Layers of the chain, those of repeated blocks once; `block` says of which block each is.
 
     Arrays are per sample; `roles` say what tensor parallelism makes of a layer: "column" (its output is divided),
-    "row" (its input is), "inside" (between the two) or "" (every rank does all of it).
+    "row" (its input is), "inside" (between the two) or "" (every rank does all of it). With `ring` context ranks divide
+    all of the model and pass keys and values round a ring. `expert_imbalance`: tokens of the rank whose experts get
+    most of them over the mean, where experts are divided.
     """
 
-    profile: Profile
-    precision: Precision
-    ring: bool = False
-    """Whether context ranks divide all of the model and pass keys and values round a ring."""
-    expert_imbalance: float = 1.0
-    """Tokens of the rank whose experts get most of them over the mean, where experts are divided."""
-    layers: tuple[Layer, ...] = field(init=False)
-    block: Ints = field(init=False)
-    counts: Ints = field(init=False)
-    roles: tuple[str, ...] = field(init=False)
-    again: Bools = field(init=False)
-    """Of each block, whether a full recomputation runs it again."""
-    forward_flops: Floats = field(init=False)
-    backward_flops: Floats = field(init=False)
-    forward_bytes: Floats = field(init=False)
-    backward_bytes: Floats = field(init=False)
-    weights: Floats = field(init=False)
-    trained: Floats = field(init=False)
-    """Of the weights, those that get gradients, and have state of the optimizer."""
-    inputs: Floats = field(init=False)
-    outputs: Floats = field(init=False)
-    saved: Floats = field(init=False)
-    inside: Bools = field(init=False)
-    """Whether a layer is one of a transformer block."""
-    rerun: Floats = field(init=False)
-    """Share of `saved` that a selective recomputation makes anew."""
-    launches: Floats = field(init=False)
-    part_starts: Ints = field(init=False)
-    """The runs that a pipeline's stage may begin with, 0 the first."""
-    _starts: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        blocks, batch = self.profile.blocks, self.profile.batch
-        layers = tuple(layer for block in blocks for layer in block.layers)
-        traced = _TRACED_BYTES[self.profile.precision]
-        scale = self.precision.element_bytes / traced
+    def __init__(
+        self, profile: Profile, precision: Precision, ring: bool = False, expert_imbalance: float = 1.0
+    ) -> None:
+        self.profile, self.precision, self.ring, self.expert_imbalance = profile, precision, ring, expert_imbalance
+        blocks, batch = profile.blocks, profile.batch
+        layers = self.layers = tuple(layer for block in blocks for layer in block.layers)
+        traced = ELEMENT_BYTES[profile.precision]
+        scale = precision.element_bytes / traced
 
         def column(name: str, factor: float = 1.0) -> Floats:
             return np.array([getattr(layer, name) * factor for layer in layers], dtype=np.float64)
 
-        # Per sample and at the plan's precision: bytes scale with the size of an element.
-        weights = column("weight_elements")
-        known = any(layer.saved_bytes for layer in layers)
-        saved = np.concatenate([_kept(block, known=known) for block in blocks]) if layers else np.zeros(0)
         # Blocks that repeat are there once, with a count.
         sizes = [len(block.layers) for block in blocks]
-        columns = {
-            "_starts": np.cumsum([0, *sizes[:-1]]),
-            "layers": layers,
-            "block": np.repeat(np.arange(len(blocks)), sizes),
-            "counts": np.array([block.count for block in blocks], dtype=np.int64),
-            "roles": tuple(_roles(blocks, self.hidden)),
-            "again": np.array(_blocks_run_again(blocks), dtype=np.bool_),
-            "inside": np.repeat([block.transformer is not None for block in blocks], sizes),
-            "forward_flops": column("forward_flops", 1 / batch),
-            "backward_flops": column("backward_flops", 1 / batch),
-            # Weights are read once a micro-batch, however many samples it has.
-            "forward_bytes": np.maximum(0.0, column("forward_bytes") - weights * traced) * scale / batch,
-            "backward_bytes": np.maximum(0.0, column("backward_bytes") - 2 * weights * traced) * scale / batch,
-            "weights": weights,
-            "trained": weights - column("frozen_elements"),
-            "inputs": column("input_elements", 1 / batch),
-            "outputs": column("output_elements", 1 / batch),
-            "saved": saved * scale / batch,
-            "rerun": column("rerun_bytes") / np.maximum(1.0, column("saved_bytes")),
-            "launches": column("launches"),
-            "part_starts": _part_starts(blocks),
-        }
-        for name, value in columns.items():
-            object.__setattr__(self, name, value)
+        self._starts = np.cumsum([0, *sizes[:-1]])
+        self.block = np.repeat(np.arange(len(blocks)), sizes)
+        self.counts = np.array([block.count for block in blocks], dtype=np.int64)
+        self.roles = tuple(_roles(blocks, self.hidden))
+        # Of each block, whether a full recomputation runs it again.
+        self.again = np.array(_blocks_run_again(blocks), dtype=np.bool_)
+        # Whether a layer is one of a transformer block.
+        self.inside = np.repeat([block.transformer is not None for block in blocks], sizes)
+        # The runs that a pipeline's stage may begin with, 0 the first.
+        self.part_starts = _part_starts(blocks)
+        # Per sample and at the plan's precision: bytes scale with the size of an element.
+        self.forward_flops, self.backward_flops = (
+            column("forward_flops", 1 / batch),
+            column("backward_flops", 1 / batch),
+        )
+        # Of the weights, those that are trained get gradients, and have state of the optimizer.
+        weights = self.weights = column("weight_elements")
+        self.trained = weights - column("frozen_elements")
+        # Weights are read once a micro-batch, however many samples it has.
+        self.forward_bytes = np.maximum(0.0, column("forward_bytes") - weights * traced) * scale / batch
+        self.backward_bytes = np.maximum(0.0, column("backward_bytes") - 2 * weights * traced) * scale / batch
+        self.inputs, self.outputs = column("input_elements", 1 / batch), column("output_elements", 1 / batch)
+        known = any(layer.saved_bytes for layer in layers)
+        saved = np.concatenate([_kept(block, known=known) for block in blocks]) if layers else np.zeros(0)
+        self.saved = saved * scale / batch
+        # Share of `saved` that a selective recomputation makes anew.
+        self.rerun = column("rerun_bytes") / np.maximum(1.0, column("saved_bytes"))
+        self.launches = column("launches")
 
     @property
     def hidden(self) -> int:
         """Width of the transformer blocks, 0 if there are none."""
-        return max((block.transformer.hidden for block in self.profile.blocks if block.transformer), default=0)
+        return max((shape.hidden for shape in self.transformers), default=0)
+
+    @property
+    def transformers(self) -> list[Transformer]:
+        """Shapes of the transformer blocks."""
+        return [block.transformer for block in self.profile.blocks if block.transformer is not None]
 
     def sequence_of(self, layer: int) -> int:
         """Return the positions of a sample in the transformer block of a layer, 0 elsewhere."""
@@ -127,7 +102,7 @@ class ModelArrays:
     def scaled(self, traced_bytes: float) -> float:
         """Return the bytes per sample at this precision of activations that were traced as so many."""
         return float(
-            traced_bytes * self.precision.element_bytes / _TRACED_BYTES[self.profile.precision] / self.profile.batch
+            traced_bytes * self.precision.element_bytes / ELEMENT_BYTES[self.profile.precision] / self.profile.batch
         )
 
 

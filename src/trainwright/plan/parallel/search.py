@@ -98,33 +98,24 @@ def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]
                 families.append(_Family(found, some, best, bound))
     # Rounds grow by four: the first finds a good plan, whose time then rules out most of the others.
     width = _FIRST_ROUND
+    sequence, recompute = (np.array(column) for column in zip(*bounds.choices, strict=True))
     while any(len(item.left) for item in families):
-        _round(pricer, mesh, families, query, choices=bounds.choices, width=width)
+        # The next candidates of every strategy are priced in one go.
+        parts, owners = [], []
+        for number, family in enumerate(families):
+            choice, rows = family.take(width)
+            if len(rows):
+                some, _ = choices_of(mesh.take(rows), family.found.mode or "data", query.cluster.devices_per_node)
+                parts.append(replace(some, sequence=sequence[choice], recompute=recompute[choice]))
+                owners.append(np.full(len(rows), number))
+        if parts:
+            _settle_all(pricer, families, query, every=Mesh.join(parts), owner=np.concatenate(owners))
         width *= 4
     return [family.found for family in families]
 
 
-def _round(
-    pricer: Pricer,
-    mesh: Mesh,
-    families: list[_Family],
-    query: PlanQuery,
-    *,
-    choices: tuple[tuple[bool, int], ...],
-    width: int,
-) -> None:
-    """Price the next candidates of every strategy in one go."""
-    sequence, recompute = (np.array(column) for column in zip(*choices, strict=True))
-    parts, owners = [], []
-    for number, family in enumerate(families):
-        choice, rows = family.take(width)
-        if len(rows):
-            some, _ = choices_of(mesh.take(rows), family.found.mode or "data", query.cluster.devices_per_node)
-            parts.append(replace(some, sequence=sequence[choice], recompute=recompute[choice]))
-            owners.append(np.full(len(rows), number))
-    if not parts:
-        return
-    every, owner = Mesh.join(parts), np.concatenate(owners)
+def _settle_all(pricer: Pricer, families: list[_Family], query: PlanQuery, *, every: Mesh, owner: Ints) -> None:
+    """Price candidates, of which `owner` says the strategy, and keep the best of each."""
     prices = pricer.price(every)
     total = query.score(every, prices.total, prices.memory.peak)
     for number, family in enumerate(families):

@@ -328,17 +328,13 @@ def training_ways(
         needed = held.fixed + held.each + held.temporary + (flying - 1) * input_bytes(chain, first)
         return seconds + again if needed <= memory_bytes else math.inf
 
-    def room(first: int, last: int, flying: int) -> int:
-        """Return what is left of the memory for the saved values of all micro-batches in flight."""
-        borders = 2 * (input_bytes(chain, first) + (chain.stages[last - 1].output_bytes if last < layers else 0))
-        held = flying * input_bytes(chain, first) + weight_bytes(chain, first, end_of(last), weights)
-        return memory_bytes - borders - held
-
     # What recomputes just enough comes from one table over the whole chain.
     known = tables or RematerialisationTables(chain)
 
     def planned(first: int, last: int, flying: int) -> float:
-        return known.seconds(first, last, flying, room(first, last, flying)) if flying <= microbatches else math.inf
+        # What is left of the memory for the saved values of all micro-batches in flight.
+        room = memory_bytes - stage(first, last)[0].fixed - flying * input_bytes(chain, first)
+        return known.seconds(first, last, flying, room) if flying <= microbatches else math.inf
 
     optional = any(stage.options for stage in chain.steps)
 

@@ -15,7 +15,6 @@ from trainwright.plan.pipeline.partition import (
     check_schedule,
     stage_bytes,
 )
-from trainwright.plan.pipeline.pipeline_search import PipelineProblem
 from trainwright.plan.pipeline.schedules import PipelineTimeline
 
 __all__ = ["PipelinePlan", "plan_pipeline"]
@@ -93,12 +92,10 @@ def plan_pipeline(
     schedule and recomputation are judged together by the seconds of a step, and more memory never makes it longer.
     Raises InfeasibleBudget if nothing fits.
     """
+    # Late: its kernels are compiled.
+    from trainwright.plan.pipeline.pipeline_search import PipelineProblem
+
     check_schedule(schedule, PLANNED)
-    if chain.fixed.get("skips"):
-        raise PipelineError(
-            f"chain: got values that skip stages ({chain.fixed['skips']} bytes); allowed: a chain whose stages hand on "
-            "one value, as tw.memory.pipeline makes of a model"
-        )
     chain, weights = _without_gradients(chain), weights or WeightBytes()
     problem = PipelineProblem(chain, stages=stages, microbatches=microbatches, bandwidth=bandwidth, weights=weights)
     patterns = {"auto": PATTERNS, "madpipe": PATTERNS, "1f1b-star": PATTERNS[:1]}.get(schedule, ())

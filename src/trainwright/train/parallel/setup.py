@@ -88,7 +88,8 @@ def set_up_model(
         if inner == "context" or plan.sequence:
             refuse_hooks(model, plan.strategy)
         # All ranks start from the weights of rank 0.
-        _equalise(model)
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
         if sync_bn:
             _synchronise(model, plan, mesh)
         # Inside what is run again.
@@ -108,7 +109,8 @@ def set_up_model(
             model,
             plan.memory,
             optimizer=optimizer,
-            reserve_bytes=0 if mesh is None else _bucket_bytes(model),
+            # DDP's buckets of gradients.
+            reserve_bytes=0 if mesh is None else sum(each.nbytes for each in model.parameters() if each.requires_grad),
             # What exchanges tensors within the model must do so in one order on all ranks.
             together=mesh is not None and (sync_bn or plan.zero > 0 or inner == "tensor"),
             on_plan=on_plan,
@@ -134,11 +136,6 @@ class _Parts:
     plan: Layout
     mesh: DeviceMesh
     unused: bool
-
-
-def _bucket_bytes(model: nn.Module) -> int:
-    """Return what DDP's buckets of gradients take."""
-    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
@@ -167,12 +164,6 @@ def _refuse_marked(model: nn.Module, plan: Layout) -> None:
             f"{found} has a hook, which its shard on each rank would not have; allowed: hooks "
             "with data, filter, channel, spatial, context and pipeline parallelism without ZeRO",
         )
-
-
-def _equalise(model: nn.Module) -> None:
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), 0)
 
 
 def _synchronise(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:

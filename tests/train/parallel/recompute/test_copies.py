@@ -14,7 +14,7 @@ from trainwright.plan.memory.operations import OperationKind, Value
 from trainwright.plan.memory.planning import full_bytes
 from trainwright.train.parallel.recompute.copies import Copies, measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
-from trainwright.train.parallel.recompute.fitting import chain_of
+from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.program import Release, lent_stages, place_acts
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 from trainwright.train.parallel.recompute.stage_calls import find_stages
@@ -35,7 +35,7 @@ SAMPLE = torch.linspace(-1, 1, 1024 * 64).view(1024, 64)
 
 @pytest.fixture(scope="module")
 def chain():
-    return chain_of(net(), SAMPLE)
+    return measure_chain(net(), SAMPLE)
 
 
 def step(model):

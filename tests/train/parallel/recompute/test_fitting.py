@@ -9,7 +9,7 @@ from torch import nn
 from trainwright import memory
 from trainwright.errors import BudgetError, InfeasibleBudget, PlanMismatch, UnsupportedModel
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
-from trainwright.train.parallel.recompute.fitting import chain_of
+from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
 
@@ -24,7 +24,7 @@ SAMPLE = torch.linspace(-1, 1, 16 * 3 * 256).view(16, 3, 16, 16)
 
 @pytest.fixture(scope="module")
 def chain():
-    return chain_of(net(), SAMPLE)
+    return measure_chain(net(), SAMPLE)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.5, 0.0])
@@ -47,7 +47,7 @@ def test_a_stage_of_several_operations_is_not_foreseen_with_more_than_it_takes(f
     for part in model[:1] if frozen else ():
         part.requires_grad_(requires_grad=False)
     sample = torch.randn(8, 3, 32, 32)
-    chain = chain_of(model, sample)
+    chain = measure_chain(model, sample)
     least, full = minimal_bytes(chain), full_bytes(chain)
     plan = memory.plan(chain, budget=int(least + room * (full - least)))
     assert plan.solver != "none"
@@ -116,12 +116,14 @@ def test_a_plan_from_a_file_trains_alike(chain, tmp_path):
 def test_loss_and_optimizer_count():
     """A loss is a stage of its own, an optimizer's state is part of every budget."""
     targets = torch.arange(16) % 10
-    told = chain_of(net(), (SAMPLE,), loss=lambda out: nn.functional.cross_entropy(out, targets), optimizer="adamw")
+    told = measure_chain(
+        net(), (SAMPLE,), loss=lambda out: nn.functional.cross_entropy(out, targets), optimizer="adamw"
+    )
     assert told.loss.name == "loss"
     assert told.loss.saved_bytes > 0
     gradients = sum(stage.parameter_gradient_bytes for stage in told.stages)
     assert told.fixed["optimizer"] == 2 * gradients > 0
-    again = chain_of(net(), (SAMPLE,), accumulate=True)
+    again = measure_chain(net(), (SAMPLE,), accumulate=True)
     assert again.fixed["gradients"] == gradients
     assert not any(stage.parameter_gradient_bytes for stage in again.stages)
 

@@ -12,7 +12,7 @@ from trainwright import memory
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.planning import full_bytes
 from trainwright.train.parallel.recompute import selective_options
-from trainwright.train.parallel.recompute.fitting import chain_of
+from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.operation_tape import OperationTape, remaking
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 from trainwright.train.parallel.recompute.values import SavedTensor
@@ -122,7 +122,7 @@ def plan_by(chain, option, *, again):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_by_every_option_a_step_is_that_of_the_model_and_no_larger_than_foreseen(name, again):
     model, sample = subject(name)
-    chain = chain_of(model, sample)
+    chain = measure_chain(model, sample)
     assert chain.stages[-1].options
     expected, peaks = trained(copy.deepcopy(model), sample), []
     for option in range(1, max(len(stage.options) for stage in chain.stages) + 1):
@@ -137,7 +137,7 @@ def test_by_every_option_a_step_is_that_of_the_model_and_no_larger_than_foreseen
 
 def test_a_plan_chooses_options_where_they_are_cheaper_than_to_run_blocks_again(tmp_path):
     model, sample = subject("gated")
-    chain = chain_of(model, sample)
+    chain = measure_chain(model, sample)
     # Seconds as they are on a quiet machine.
     stages = [
         replace(
@@ -170,7 +170,7 @@ def test_a_forward_that_does_something_else_keeps_more_and_is_right():
 
     torch.manual_seed(0)
     model, sample = nn.Sequential(*(Changing() for _ in range(2))), torch.randn(16, 24, 32)
-    chain = chain_of(model, sample)
+    chain = measure_chain(model, sample)
     planned = memory.apply(model, plan_by(chain, 9, again=False))
     for block in model:
         block.wider = True
@@ -219,7 +219,7 @@ class Counts(TorchDispatchMode):
 def test_an_operation_is_done_again_once_though_its_node_reads_its_small_results_too():
     """A norm whose result is written in place: the mean and the variance that its backward reads have stayed."""
     model, sample = subject("image", 1)
-    chain = chain_of(model, sample)
+    chain = measure_chain(model, sample)
     planned = memory.apply(model, plan_by(chain, len(chain.stages[0].options), again=False))
     with Counts() as counts:
         planned(sample).square().sum().backward()
@@ -239,7 +239,7 @@ def test_recurrent_layers_are_done_again_as_a_whole_alone():
             return x + self.out(self.layer(x)[0]).tanh()
 
     model, sample = nn.Sequential(*(Layer() for _ in range(3))), torch.randn(8, 12, 16)
-    chain = chain_of(model, sample)
+    chain = measure_chain(model, sample)
     expected = trained(copy.deepcopy(model), sample)
     for option in range(1, 1 + max(len(stage.options) for stage in chain.stages)):
         planned = memory.apply(copy.deepcopy(model), plan_by(chain, option, again=False))

@@ -12,7 +12,7 @@ from torch.nn import functional
 from trainwright import memory
 from trainwright.errors import InfeasibleBudget
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
-from trainwright.train.parallel.recompute.fitting import chain_of
+from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.sample_step import tracked_peak, train_once
 
 
@@ -103,7 +103,7 @@ def step(model, batch, state):
 
 def check(model, batch, shares, *, seed=0, within=0.02, **settings):
     """Plan at shares of the peak, down to the least, and compare with real steps; return how many plans there were."""
-    chain = with_times(chain_of(model, batch, offload="offload" in settings), seed)
+    chain = with_times(measure_chain(model, batch, offload="offload" in settings), seed)
     assert chain.fixed["between stages"] > 0
     state = {name: each.clone() for name, each in model.state_dict().items()}
     wanted = step(model, batch, state)

@@ -40,17 +40,15 @@ class ContextStrategy(ParallelStrategy):
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the length of the sequence."""
-        shapes = [block.transformer for block in arrays.blocks if block.transformer]
-        if not shapes:
+        if not arrays.transformers:
             return Limit(most=1, by="no transformer block was recognised")
-        return Limit(most=min(shape.sequence for shape in shapes), by="the length of the sequence")
+        return Limit(most=min(shape.sequence for shape in arrays.transformers), by="the length of the sequence")
 
     def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:
         """Accept equal parts."""
         fits = np.ones(len(degrees), dtype=np.bool_)
-        for block in arrays.blocks:
-            if block.transformer is not None:
-                fits &= block.transformer.sequence % degrees == 0
+        for shape in arrays.transformers:
+            fits &= shape.sequence % degrees == 0
         return fits
 
     def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:

@@ -115,14 +115,9 @@ class ChannelStrategy(_ChannelsOfLayers):
 
 def divisible(arrays: ModelArrays) -> list[int]:
     """Return the places of convolutions and matrices whose output channels can be divided: not of grouped ones."""
-    return [
-        place
-        for place, layer in enumerate(arrays.layers)
-        if layer.kind in {"conv", "linear"} and layer.filters > 1 and layer.groups == 1 and not _last(arrays, place)
-    ]
-
-
-def _last(arrays: ModelArrays, place: int) -> bool:
-    """Return whether a matrix is the classifier at the end, whose few outputs every rank needs whole."""
-    weighted = [other for other, layer in enumerate(arrays.layers) if layer.kind in {"conv", "linear"}]
-    return len(weighted) > 1 and place == weighted[-1] and arrays.layers[place].kind == "linear"
+    layers = arrays.layers
+    weighted = [place for place, layer in enumerate(layers) if layer.kind in {"conv", "linear"}]
+    # The classifier at the end, whose few outputs every rank needs whole.
+    if len(weighted) > 1 and layers[weighted[-1]].kind == "linear":
+        weighted.pop()
+    return [place for place in weighted if layers[place].filters > 1 and layers[place].groups == 1]

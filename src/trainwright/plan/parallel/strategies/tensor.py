@@ -25,19 +25,17 @@ class TensorStrategy(ParallelStrategy):
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the number of key-value heads or of heads, whatever is divided."""
-        shapes = [block.transformer for block in arrays.blocks if block.transformer]
-        if not shapes:
+        if not arrays.transformers:
             return Limit(most=1, by="no transformer block was recognised")
-        return Limit(most=min(shape.heads for shape in shapes), by="the attention heads")
+        return Limit(most=min(shape.heads for shape in arrays.transformers), by="the attention heads")
 
     def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:
         """Accept degrees that divide heads and feed-forward width, and keys, unless each of these is repeated."""
         fits = np.ones(len(degrees), dtype=np.bool_)
-        for shape in (block.transformer for block in arrays.blocks):
-            if shape is not None:
-                keys, inner = shape.kv_heads or shape.heads, shape.feedforward or 4 * shape.hidden
-                fits &= (shape.heads % degrees == 0) & (inner % degrees == 0)
-                fits &= (keys % degrees == 0) | (degrees % keys == 0)
+        for shape in arrays.transformers:
+            keys, inner = shape.kv_heads or shape.heads, shape.feedforward or 4 * shape.hidden
+            fits &= (shape.heads % degrees == 0) & (inner % degrees == 0)
+            fits &= (keys % degrees == 0) | (degrees % keys == 0)
         return fits
 
     def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
@@ -91,7 +89,7 @@ class TensorStrategy(ParallelStrategy):
 def falls_evenly(arrays: ModelArrays, mesh: Mesh) -> Bools:
     """Return for which candidates the sequence falls into equal parts, as sequence parallelism wants it."""
     parts = mesh.axis("tensor") * mesh.axis("context")
-    lengths = {block.transformer.sequence for block in arrays.blocks if block.transformer}
+    lengths = {shape.sequence for shape in arrays.transformers}
     return np.all([length % parts == 0 for length in lengths], axis=0) if lengths else parts >= 1
 
 

@@ -56,95 +56,66 @@ def fetch(
 
     `bounds` says who has which rows. Between two ranks there is one message each way at most, and none for no row.
     """
-    return _Fetch.apply(rows, group, dim, bounds, [(item.start, item.stop) for item in wanted])  # type: ignore[no-any-return]
+    return _Fetch.apply(rows, group, dim, list(pairwise(bounds)), [(item.start, item.stop) for item in wanted])  # type: ignore[no-any-return]
+
+
+Span = tuple[int, int]
+"""Rows from one to before another."""
 
 
 class _Fetch(Function):
+    """Rows of which each rank `has` some, where they are wanted; backward, their gradients where the rows are."""
+
     @staticmethod
     def forward(  # noqa: PLR0917 -- torch hands them over by place
-        ctx: Any,
-        rows: torch.Tensor,
-        group: dist.ProcessGroup,
-        dim: int,
-        bounds: Bounds,
-        wanted: list[tuple[int, int]],
+        ctx: Any, rows: torch.Tensor, group: Any, dim: int, has: list[Span], wanted: list[Span]
     ) -> torch.Tensor:
-        ctx.settings = group, dim, bounds, wanted
-        me = dist.get_rank(group)
-        start, stop = wanted[me]
-        shape = list(rows.shape)
-        shape[dim] = stop - start
-        found = rows.new_empty(shape)
-        outgoing, incoming = _messages(me, bounds, wanted)
-        # Of what is wanted, the rows that are here already are copied and not sent.
-        rows_here = _common((bounds[me], bounds[me + 1]), wanted[me])
-        if rows_here is not None:
-            _rows(found, dim, rows_here, start).copy_(_rows(rows, dim, rows_here, bounds[me]))
-        # One message a neighbour and direction; ranks without common rows exchange nothing.
-        # Rows of an inner dimension do not lie together in memory, as messages must.
-        send = [(rank, _rows(rows, dim, span, bounds[me]).contiguous()) for rank, span in outgoing]
-        receive = [(rank, torch.empty_like(_rows(found, dim, span, start).contiguous())) for rank, span in incoming]
-        _exchange(send, receive, group)
-        for (_, span), (_, got) in zip(incoming, receive, strict=True):
-            _rows(found, dim, span, start).copy_(got)
-        return found
+        ctx.settings = group, dim, wanted, has
+        return _move_rows(rows, group, dim, has, wanted)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        group, dim, bounds, wanted = ctx.settings
-        me = dist.get_rank(group)
-        start, _ = wanted[me]
-        shape = list(gradient.shape)
-        shape[dim] = bounds[me + 1] - bounds[me]
-        # Several ranks may have read one row: the gradients of all of them are added to its own.
-        total = gradient.new_zeros(shape)
-        outgoing, incoming = _messages(me, bounds, wanted)
-        rows_here = _common((bounds[me], bounds[me + 1]), wanted[me])
-        if rows_here is not None:
-            _rows(total, dim, rows_here, bounds[me]).copy_(_rows(gradient, dim, rows_here, start))
-        # Backward the messages run the other way: what was received is sent, what was sent is received.
-        send = [(rank, _rows(gradient, dim, span, start).contiguous()) for rank, span in incoming]
-        receive = [
-            (rank, torch.empty_like(_rows(total, dim, span, bounds[me]).contiguous())) for rank, span in outgoing
-        ]
-        _exchange(send, receive, group)
-        # In the order of ranks: sums round alike.
-        for (_, span), (_, got) in zip(outgoing, receive, strict=True):
-            _rows(total, dim, span, bounds[me]).add_(got)
-        return total, None, None, None, None
+        return _move_rows(gradient, *ctx.settings), None, None, None, None
 
 
-def _messages(
-    me: int, bounds: Bounds, wanted: Sequence[tuple[int, int]]
-) -> tuple[list[tuple[int, tuple[int, int]]], list[tuple[int, tuple[int, int]]]]:
-    """Return which of its rows this rank gives to whom, and which rows it takes from whom."""
-    rows_here = bounds[me], bounds[me + 1]
+def _move_rows(
+    rows: torch.Tensor, group: dist.ProcessGroup, dim: int, has: Sequence[Span], wanted: Sequence[Span]
+) -> torch.Tensor:
+    """Return the rows that this rank wants, each the sum of what the ranks have of it."""
+    me = dist.get_rank(group)
+    (first, _), (start, stop) = has[me], wanted[me]
+    shape = list(rows.shape)
+    shape[dim] = stop - start
+    total = rows.new_zeros(shape)
+    # What is wanted and here already is copied and not sent.
+    own = _common(has[me], wanted[me])
+    if own is not None:
+        _rows(total, dim, own, start).copy_(_rows(rows, dim, own, first))
+    # One message a neighbour and direction; every rank knows what all have and want, so that both ends agree unasked.
     others = [rank for rank in range(len(wanted)) if rank != me]
-    # Every rank knows what all want, so that both ends of a message agree on it unasked.
-    outgoing = [(rank, span) for rank in others if (span := _common(rows_here, wanted[rank])) is not None]
-    spans = [(rank, (bounds[rank], bounds[rank + 1])) for rank in others]
-    incoming = [(rank, span) for rank, has in spans if (span := _common(has, wanted[me])) is not None]
-    return outgoing, incoming
+    outgoing = [(rank, span) for rank in others if (span := _common(has[me], wanted[rank])) is not None]
+    incoming = [(rank, span) for rank in others if (span := _common(has[rank], wanted[me])) is not None]
+    # Rows of an inner dimension do not lie together in memory, as messages must.
+    sent = [(rank, _rows(rows, dim, span, first).contiguous()) for rank, span in outgoing]
+    came = [(rank, torch.empty_like(_rows(total, dim, span, start).contiguous())) for rank, span in incoming]
+    # All begin together, so that no rank waits to send until it has received.
+    operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=rank) for rank, tensor in sent]
+    operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank) for rank, tensor in came]
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()
+    # In the order of ranks: sums round alike.
+    for (_, span), (_, tensor) in zip(incoming, came, strict=True):
+        _rows(total, dim, span, start).add_(tensor)
+    return total
 
 
-def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:
+def _common(one: Span, other: Span) -> Span | None:
     start, stop = max(one[0], other[0]), min(one[1], other[1])
     return (start, stop) if start < stop else None
 
 
-def _rows(tensor: torch.Tensor, dim: int, span: tuple[int, int], first: int) -> torch.Tensor:
+def _rows(tensor: torch.Tensor, dim: int, span: Span, first: int) -> torch.Tensor:
     return tensor.narrow(dim, span[0] - first, span[1] - span[0])
-
-
-def _exchange(
-    send: list[tuple[int, torch.Tensor]], receive: list[tuple[int, torch.Tensor]], group: dist.ProcessGroup
-) -> None:
-    # All begin together, so that no rank waits to send until it has received.
-    operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=rank) for rank, tensor in send]
-    operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank) for rank, tensor in receive]
-    if operations:
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +137,6 @@ class Division:
     def sizes(self) -> tuple[int, ...]:
         """Lengths of all parts."""
         return tuple(stop - start for start, stop in pairwise(self.bounds))
-
-    @property
-    def world(self) -> int:
-        """How many ranks have a part."""
-        return len(self.bounds) - 1
 
     @property
     def bounds_of_rank(self) -> tuple[int, int]:

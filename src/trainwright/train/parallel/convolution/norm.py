@@ -117,7 +117,7 @@ class _TakenOver(TorchFunctionMode):
         values, ranks = batch_input.numel() / batch_input.shape[1], dist.get_world_size(self._group)
         if isinstance(batch_input, Part) and batch_input.division.spatial:
             # Parts of one tensor lie on `world` ranks: the group has ranks / world different tensors.
-            different = values * (ranks // batch_input.division.world)
+            different = values * (ranks // len(batch_input.division.sizes))
             return different, different
         return values * ranks, values * ranks / self._copies
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from trainwright.train.parallel.collectives import copy, gather, narrow
-from trainwright.train.parallel.convolution.halo import Division, Window, fetch
+from trainwright.train.parallel.convolution.halo import Division
 from trainwright.train.parallel.convolution.operations import POINTWISE, operation_of
 
 __all__ = ["Part", "whole", "wholes"]
@@ -35,11 +35,6 @@ class Part(torch.Tensor):
         """The part as a plain tensor."""
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 -- torch's documented way out of a subclass
             return self.as_subclass(torch.Tensor)
-
-    def fetched(self, wanted: list[Window]) -> torch.Tensor:
-        """Return the rows that this rank wants, of whichever rank they are."""
-        division = self.division
-        return fetch(self.local, division.group, dim=division.dim, bounds=division.bounds, wanted=wanted)
 
     @classmethod
     def __torch_function__(
@@ -104,7 +99,9 @@ def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
         def local(arg: Any) -> Any:
             if isinstance(arg, Part):
-                return arg.local if _matches(arg, division, ndim) else _aligned(whole(arg), division, ndim)
+                return (
+                    arg.local if arg.division == division and arg.ndim == ndim else _aligned(whole(arg), division, ndim)
+                )
             return _aligned(arg, division, ndim) if isinstance(arg, torch.Tensor) else arg
 
         found = func(*_map_items(args, local), **_map_items(kwargs, local))
@@ -113,10 +110,6 @@ def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     # Broadcasting may have put dimensions in front, which shifts the divided one.
     grown = found.ndim - ndim
     return Part.of(found, division if not grown else replace(division, dim=division.dim + grown))
-
-
-def _matches(part: Part, division: Division, ndim: int) -> bool:
-    return part.division == division and part.ndim == ndim
 
 
 def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tensor:

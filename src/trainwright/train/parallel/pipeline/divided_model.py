@@ -150,8 +150,12 @@ class DividedModel:
                 raise UnsupportedPlan.of("pipeline", f"stages of several ranks use the buffer {path}")
             self._loans.append((path, rank))
             if rank != self._rank:
-                if self._rank == self._owner[path]:
-                    self._refuse_divided(path)
+                # The owner knows how it is placed.
+                placed = (
+                    getattr(self._parameter(path), "device_mesh", None) if self._rank == self._owner[path] else None
+                )
+                if placed is not None and "tensor" in (placed.mesh_dim_names or ()):
+                    raise UnsupportedPlan.of("tensor+pipeline", f"stages of several ranks use {path}, which is divided")
                 continue
             (module, name), *_ = self._holders[path]
             absent = vars(module)[name]
@@ -161,12 +165,6 @@ class DividedModel:
                 vars(holder)[name] = tensor
             for lacking in self._lacking.values():
                 lacking[:] = [each for each in lacking if each != path]
-
-    def _refuse_divided(self, path: str) -> None:
-        tensor = self._parameter(path)
-        names = tensor.device_mesh.mesh_dim_names or () if isinstance(tensor, DTensor) else ()
-        if "tensor" in names:
-            raise UnsupportedPlan.of("tensor+pipeline", f"stages of several ranks use {path}, which is divided")
 
     def _parameter(self, path: str) -> torch.Tensor:
         (module, name), *_ = self._holders[path]

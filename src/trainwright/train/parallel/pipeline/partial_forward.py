@@ -10,7 +10,7 @@ Between modules torch's function mode sees each operation; modules of the stage 
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -214,15 +214,12 @@ class PartialForward(TorchFunctionMode):
         args, kwargs = self._present(args), self._present(kwargs)
         self._in_module = True
         try:
-            with self._paused():
+            # Operations are not seen meanwhile, if no other mode lies above this one.
+            with _pop_mode_temporarily() if _get_current_function_mode() is self else nullcontext():
                 result = call(*args, **kwargs)
         finally:
             self._in_module = False
         return self._note(path, (args, kwargs), result)
-
-    def _paused(self) -> AbstractContextManager[Any]:
-        """Return a context in which operations are not seen, if no other mode lies above this one."""
-        return _pop_mode_temporarily() if _get_current_function_mode() is self else nullcontext()
 
     def _depends(self, tensor: torch.Tensor) -> bool:
         return isinstance(tensor, AbsentTensor | nn.Parameter) or id(tensor) in self.weights or tensor in self._numbers

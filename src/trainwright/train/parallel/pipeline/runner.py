@@ -4,11 +4,11 @@ Schedules: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (arXiv 2104.04473
 layout's own, such as MadPipe's, in which a device may have stages that are not neighbours.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -352,13 +352,8 @@ def _moved(tensors: Mapping[int, torch.Tensor], device: torch.device | str) -> d
 
 def _most_in_flight(row: list[str], index: int) -> int:
     """Return how many micro-batches of a stage are between their forward and backward at most, in a row as "0F3"."""
-    balance: Counter[str] = Counter()
-    most = 0
-    for cell in row:
-        if cell.startswith((f"{index}F", f"{index}B")):
-            balance[cell[len(str(index))]] += 1
-            most = max(most, balance["F"] - balance["B"])
-    return most
+    kinds = (cell[len(str(index))] for cell in row if cell.startswith((f"{index}F", f"{index}B")))
+    return max(accumulate(1 if kind == "F" else -1 for kind in kinds), default=0)
 
 
 def _reason(failure: Exception) -> str:

@@ -7,12 +7,14 @@ plans of the stage's layers at several memories, as they are and with everything
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
 
 from trainwright.errors import PipelineError
 from trainwright.model.chain import Chain
+from trainwright.model.trace.step import Call
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.known_plans import keep_all, lowest_plan
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
@@ -21,7 +23,6 @@ from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.program import remade_operations
-from trainwright.train.parallel.recompute.sample_step import Call
 
 __all__ = ["StageWay", "choose_operations", "plan_stages", "ways_to_run"]
 
@@ -63,7 +64,7 @@ def plan_stages(
         index: carry_out(
             stage, [each.name for each in chains[index].stages], chosen[index], remade=remade_operations(chains[index])
         )
-        if _saves_less(chosen[index])
+        if any(each.kind in _RERUN or each.option for each in chosen[index])
         else stage
         for index, stage in stages.items()
     }
@@ -128,22 +129,6 @@ def _candidate_operations(chain: Chain) -> Iterator[Operations]:
 
 def _held_bytes(chain: Chain, operations: Sequence[Operation]) -> int:
     """Return the bytes that are alive when the loss begins, which a stage holds for each micro-batch in flight."""
-    alive: dict[tuple[Value, int], int] = {}
-    for operation in operations:
-        stage, number = chain.steps[operation.stage - 1], operation.stage
-        # With the loss the backward begins: what is alive now is what waits.
-        if number > len(chain.stages):
-            break
-        if operation.kind is OperationKind.FORWARD_ALL:
-            alive[Value.SAVED, number] = stage.choices[operation.option].saved_bytes
-        elif operation.value is None:
-            alive[Value.OUTPUT, number] = stage.output_bytes
-            if operation.kind is OperationKind.FORWARD_DROP:
-                alive.pop((Value.OUTPUT, number - 1), None)
-        elif operation.kind is OperationKind.DELETE:
-            alive.pop((operation.value, number), None)
-    return sum(alive.values())
-
-
-def _saves_less(operations: Operations) -> bool:
-    return any(operation.kind in _RERUN or operation.option for operation in operations)
+    # With the loss the backward begins: what is alive then, without what is fixed, is what waits.
+    before = list(takewhile(lambda operation: operation.stage <= len(chain.stages), operations))
+    return simulate(chain, before).points[-1][1] - chain.fixed_bytes - chain.loss.output_gradient_bytes

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from trainwright.model.trace.step import Call
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.train.parallel.recompute.fitting import apply, fit
-from trainwright.train.parallel.recompute.sample_step import Call
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
 
 __all__ = ["Budgeted"]

@@ -47,7 +47,8 @@ class Copies:
             pinned = self._out is not None
             empty = None if free else torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
             buffer, read = free.pop() if empty is None else (empty, None)
-            done = self._queue(self._out, read, lambda: buffer.copy_(_as_bytes(storage), non_blocking=True))
+            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            done = self._queue(self._out, read, lambda: buffer.copy_(source, non_blocking=True))
         return HostCopy(storage, buffer, done)
 
     def release(self, sent: HostCopy) -> None:
@@ -132,7 +133,3 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
         to_host_together=both,
         to_device_together=both,
     )
-
-
-def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

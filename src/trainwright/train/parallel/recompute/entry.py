@@ -25,14 +25,19 @@ Train = Callable[..., Any]
 class PlannedForward:
     """Trains as it is told; in evaluation mode, or without gradients, it is the forward of the module's class.
 
-    `make` returns how to train a copy of the module. A batch of more than `most_bytes` is refused with `BudgetExceeded`
-    in training.
+    `make` returns how to train a copy of the module; None: as its class does. A batch of more than
+    `most_bytes` is refused with `BudgetExceeded` in training.
     """
 
     planned = True
 
     def __init__(
-        self, module: nn.Module, make: Callable[[], Train], *, train: Train | None = None, most_bytes: int | None = None
+        self,
+        module: nn.Module,
+        make: Callable[[], Train] | None,
+        *,
+        train: Train | None = None,
+        most_bytes: int | None = None,
     ) -> None:
         self._module = weakref.ref(module)
         self._make, self._train, self._most_bytes = make, train, most_bytes
@@ -58,8 +63,9 @@ class PlannedForward:
                     f"batch: got {format_bytes(size)}, the plan is for at most {format_bytes(self._most_bytes)}; "
                     "allowed: batches no larger than the sample; fit or plan again with a larger one"
                 )
-        if self._train is None:
-            self._train = self._make()
+        if self._make is None:
+            return type(module).forward(module, *args, **kwargs)
+        self._train = self._train or self._make()
         return self._train(module, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedForward":
@@ -95,21 +101,12 @@ def carry_out(
     check_trains(model)
     # A shallow copy has the same parameters, buffers and children.
     planned = copy.copy(model)
-    if acts is None:
-        make = _as_it_is
-    else:
+    make = None
+    if acts is not None:
         stage_sites(model, names)
         make = partial(_planned, tuple(names), tuple(acts), remade)
-    planned.forward = PlannedForward(planned, make, train=make(), most_bytes=most_bytes)
+    planned.forward = PlannedForward(planned, make, train=make and make(), most_bytes=most_bytes)
     return planned
-
-
-def _plain(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return type(module).forward(module, *args, **kwargs)
-
-
-def _as_it_is() -> Train:
-    return _plain
 
 
 def _planned(names: Sequence[str], acts: Sequence[Act], remade: RemadeOperations) -> Train:

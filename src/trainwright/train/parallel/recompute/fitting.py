@@ -9,7 +9,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.errors import BudgetExceeded, InfeasibleBudget
-from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, infeasible_budget, plan_chain
@@ -17,24 +16,13 @@ from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.gathered import fixed_bytes, parameters_gathered
 from trainwright.train.parallel.recompute.measure import measure_chain
-from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.program import place_acts, remade_operations
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
-from trainwright.train.parallel.recompute.trees import granule_of
 
-__all__ = ["apply", "chain_of", "fit"]
+__all__ = ["apply", "fit"]
 
 _TRIES = 10
 Loss = Callable[[Any], torch.Tensor]
-
-
-def chain_of(
-    model: nn.Module, sample: Any, *, optimizer: Optimizer | str | None = None, stages: Sequence[str] = (),
-    **settings: Any,
-) -> Chain:  # fmt: skip
-    """Return the measured chain of a model; the arguments are those of `fit`."""
-    state = state_bytes(optimizer, granule=granule_of(model)) if isinstance(optimizer, Optimizer) else optimizer
-    return measure_chain(model, sample, optimizer=state, stages=stages, **settings)
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
@@ -71,7 +59,7 @@ def fit(
     if settings.get("offload") and settings.get("bandwidth") is None and device.type == "cuda":
         settings["bandwidth"] = measure_link(device)
     with parameters_gathered(sharded or model):
-        own = chain_of(
+        own = measure_chain(
             model, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes,
             stages=stages, offload=bool(settings.get("offload")),
         )  # fmt: skip

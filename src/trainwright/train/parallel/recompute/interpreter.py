@@ -45,9 +45,15 @@ from trainwright.train.parallel.recompute.run_context import (
     drawn_from,
     read_generators,
 )
-from trainwright.train.parallel.recompute.stage_arguments import StageCall
 from trainwright.train.parallel.recompute.stage_calls import StageSite, stage_calls, stage_sites
-from trainwright.train.parallel.recompute.step_store import Slots, StageParts, StepStore, alive_slots, tensors_to_move
+from trainwright.train.parallel.recompute.step_store import (
+    Slots,
+    StageCall,
+    StageParts,
+    StepStore,
+    alive_slots,
+    tensors_to_move,
+)
 from trainwright.train.parallel.recompute.trees import storage_key, storage_keys, tensors_of
 from trainwright.train.parallel.recompute.values import (
     Boundary,
@@ -349,7 +355,9 @@ class PlanInterpreter:
         # A saved tensor that is what the stage before made is held by its place, as that may go and be made again.
         places: dict[int, int] = {}
         if borrows:
-            at_tensors = [at for at, leaf in enumerate(call.leaves) if at in call.links or _is_tensor(leaf)]
+            at_tensors = [
+                at for at, leaf in enumerate(call.leaves) if at in call.links or isinstance(leaf, torch.Tensor)
+            ]
             places = {
                 storage_key(tensor): call.links[at]
                 for at, tensor in zip(at_tensors, given, strict=True)
@@ -403,10 +411,6 @@ def _handed_on(output: Any, given: set[int]) -> Boundary:
     return Boundary.of(
         tensor if tensor.layout == torch.strided and storage_key(tensor) not in given else None for tensor in found
     )
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)
 
 
 def _put_slots(slots: Slots, pack: _Pack | None) -> Callable[[torch.Tensor], SavedTensor]:

@@ -10,16 +10,19 @@ runs. Afterwards parameters, buffers, gradients, random generators and the train
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from trainwright.errors import UnsupportedModel
 from trainwright.model.chain import Chain, Option, Stage, with_least_peaks
-from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes
-from trainwright.train.parallel.recompute.sample_step import Call, as_call, plain_peak, restored_after
+from trainwright.model.trace.step import as_call
+from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes, state_bytes
+from trainwright.train.parallel.recompute.sample_step import accepted_sample, restored_after, tracked_peak
 from trainwright.train.parallel.recompute.selective_options import SelectiveOption
 from trainwright.train.parallel.recompute.skeleton_step import SkeletonStep, StagesChangedError
 from trainwright.train.parallel.recompute.stage_calls import check_trains, find_stages
@@ -36,7 +39,7 @@ def measure_chain(
     *,
     stages: Sequence[str] = (),
     loss: Callable[[Any], torch.Tensor] | None = None,
-    optimizer: str | int | None = None,
+    optimizer: Optimizer | str | None = None,
     accumulate: bool = False,
     reserve_bytes: int = 0,
     offload: bool = False,
@@ -44,7 +47,7 @@ def measure_chain(
     """Return the chain of a model's stages for a sample, in the order of the calls.
 
     `stages` name the stages, as `find_stages` takes them; `loss` makes a scalar of the model's result. `optimizer` is
-    what its state takes, by name (see `OPTIMIZERS`) or in bytes. Gradients of parameters count from the backward that
+    torch's, or its name (see `OPTIMIZERS`). Gradients of parameters count from the backward that
     makes them, as after `zero_grad(set_to_none=True)`; with `accumulate` they are there from the start, and a stage's
     new ones come on top. `reserve_bytes` are somebody else's; `offload` is for plans with copies to the host. Modules
     that cannot run again with the same result are no stages; a model of none is one, with nothing to run again. Raises
@@ -66,10 +69,19 @@ def measure_chain(
     if accumulate:
         fixed["gradients"] = gradients
     if optimizer is not None:
-        fixed["optimizer"] = optimizer if isinstance(optimizer, int) else named_state_bytes(optimizer, gradients)
+        own = isinstance(optimizer, Optimizer)
+        fixed["optimizer"] = state_bytes(optimizer, granule=granule) if own else named_state_bytes(optimizer, gradients)
     call = as_call(sample)
     batch = tensors_of((call.args, dict(call.kwargs)))
-    step = _measured_step(model, call, batch, find_stages(model, stages), loss)
+    unfit: dict[Any, str] = {}
+    known: dict[Any, Any] = {}
+    step = None
+    # Until all stages of a step can run again.
+    while step is None:
+        tried = SkeletonStep(model, granule, find_stages(model, stages), unfit, known)
+        with restored_after(model, batch), suppress(StagesChangedError):
+            tried.run(call, loss)
+            step = tried
     if not step.calls:
         return _whole_chain(model, sample, loss, fixed, total_bytes(batch, granule), accumulate=accumulate)
     between = max(each.entry_bytes for each in step.calls)
@@ -84,26 +96,6 @@ def measure_chain(
         fixed=fixed,
         name=type(model).__name__,
     )
-
-
-def _measured_step(
-    model: nn.Module,
-    call: Call,
-    batch: Sequence[torch.Tensor],
-    names: Sequence[str],
-    loss: Callable[[Any], torch.Tensor] | None,
-) -> SkeletonStep:
-    """Return a step in which all stages can run again."""
-    unfit: dict[Any, str] = {}
-    known: dict[Any, Any] = {}
-    while True:
-        step = SkeletonStep(model, granule_of(model), names, unfit, known)
-        try:
-            with restored_after(model, batch):
-                step.run(call, loss)
-        except StagesChangedError:
-            continue
-        return step
 
 
 def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool, offload: bool) -> list[Stage]:
@@ -227,7 +219,8 @@ def _whole_chain(
     """Return a model with nothing to run again as one stage, of which only the peak of a step matters."""
     started = time.perf_counter()
     # The gradients that are there from the start when they add up are in the peak of two passes.
-    peak = plain_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
+    with accepted_sample(model):
+        peak = tracked_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
     seconds = (time.perf_counter() - started) / (2 if accumulate else 1)
     peak += fixed.get("optimizer", 0) + fixed["reserve"]
     saved = max(0, peak - sum(fixed.values()) - input_bytes)

@@ -14,14 +14,16 @@ from trainwright.model.trace.recording import pause_garbage_collection
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.train.parallel.recompute.run_context import (
     Autocast,
+    buffer_places,
+    copied_buffers,
     read_generators,
     set_generators,
     swapped_values,
 )
 from trainwright.train.parallel.recompute.sample_step import Stopwatch
 from trainwright.train.parallel.recompute.selective_options import SLOT_SECONDS, OperationRecorder, SelectiveOption
-from trainwright.train.parallel.recompute.stage_arguments import snapshot
 from trainwright.train.parallel.recompute.stage_calls import StageSite, is_compiled
+from trainwright.train.parallel.recompute.step_store import snapshot
 from trainwright.train.parallel.recompute.trees import (
     flatten_tree,
     rounded_bytes,
@@ -115,7 +117,7 @@ class StageMeasurement:
         # A forward with gradients: what the graph holds.
         entered = runs.opened()
         before = tracker.live_bytes
-        with self._recorder, tracker, saved_tensors_hooks(self._recorder.save, _identity):
+        with self._recorder, tracker, saved_tensors_hooks(self._recorder.save, lambda tensor: tensor):
             result = runs.call(entered)
         self._grown = max(0, tracker.live_bytes - before)
         self._temporary = max(0, tracker.peak_bytes - before - self._grown)
@@ -191,13 +193,7 @@ class StageRuns:
         self._leaves, self._spec = flatten_tree(given)
         self._states = read_generators()
         self.parameters = [each for module in site.modules for each in module.parameters()]
-        self._places = [
-            (module, name)
-            for each in site.modules
-            for module in each.modules()
-            for name, buffer in module._buffers.items()  # noqa: SLF001  named_buffers would give paths
-            if buffer is not None
-        ]
+        self._places = buffer_places(site.modules)
 
     def opened(self) -> Any:
         """Return the arguments as leaves of a graph; caches in them as they are now."""
@@ -211,12 +207,8 @@ class StageRuns:
     @contextmanager
     def alike(self) -> Iterator[None]:
         """Begin with the same buffers and random numbers, and put them back."""
-        copies = [
-            ((module, name), module._buffers[name].clone())  # type: ignore[union-attr]  # noqa: SLF001  it is there
-            for module, name in self._places
-        ]
         # A cast kept from run to run would be nobody's.
-        with swapped_values(copies), Autocast.now().entered():
+        with swapped_values(copied_buffers(self._places)), Autocast.now().entered():
             try:
                 yield
             finally:
@@ -244,10 +236,6 @@ class StageRuns:
         """Let gradients of parameters go: the next run makes its own."""
         for parameter in self.parameters:
             parameter.grad = None
-
-
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _is_eager(site: StageSite) -> bool:

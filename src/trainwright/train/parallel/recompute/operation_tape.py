@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright.model.trace.storages import tensors_in
 from trainwright.train.parallel.recompute.run_context import drawing_again, read_generators
-from trainwright.train.parallel.recompute.trees import storage_key
+from trainwright.train.parallel.recompute.trees import StridedView, storage_key
 from trainwright.train.parallel.recompute.values import SavedTensor, can_move
 
 __all__ = ["OperationKind", "OperationMode", "OperationTape", "Remade", "is_minor", "remaking"]
@@ -223,7 +223,7 @@ class _Repeated:
         if self.given is None:
             return
         own = self._written()
-        for each in tree_leaves(self.given, is_leaf=_is_stand_in):
+        for each in tree_leaves(self.given, is_leaf=lambda each: isinstance(each, Remade | SavedTensor)):
             if isinstance(each, Remade):
                 if any(each is one for one in own):
                     yield from each.result.operation.read_operations()
@@ -265,11 +265,11 @@ class Remade(NamedTuple):
     """A result of an operation, and the view of it that is wanted."""
 
     result: _Result
-    view: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None
+    view: StridedView | None
 
     def seen_as(self, tensor: torch.Tensor) -> "Remade":
         """Return the view that a tensor is."""
-        return self._replace(view=(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())))
+        return self._replace(view=StridedView.of(tensor))
 
     def tensor(self, read: ReadSlot, *, alone: bool = False) -> torch.Tensor:
         """Return the tensor, made if it is not there yet; one of its own for a reader that writes it, `alone`."""
@@ -281,10 +281,7 @@ class Remade(NamedTuple):
                 operation.run(read)
             assert self.result.value is not None  # noqa: S101  it refers to the result
             made = self.result.value.clone() if alone else self.result.value
-        if view is None or view == (made.dtype, made.size(), made.stride(), made.storage_offset()):
-            return made
-        dtype, size, stride, offset = view
-        return made.view(dtype).as_strided(size, stride, offset)
+        return made if view is None or view == StridedView.of(made) else view.of_same(made)
 
 
 def is_minor(tensor: torch.Tensor, results: Sequence[torch.Tensor]) -> bool:
@@ -297,10 +294,6 @@ def remaking() -> Iterator[None]:
     """Do operations as a tape has seen them: below autograd and autocast."""
     with torch.no_grad(), torch._C._DisableAutocast():  # noqa: SLF001  nested in a backward under autocast
         yield
-
-
-def _is_stand_in(value: Any) -> bool:
-    return isinstance(value, Remade | SavedTensor)
 
 
 def _map_values(kind: Any, change: Callable[[Any], Any], value: Any) -> Any:

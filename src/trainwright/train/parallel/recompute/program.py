@@ -1,5 +1,6 @@
 """A plan's operations as the interpreter does them: copies placed, and what the model itself does marked."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def place_acts(plan: Plan) -> tuple[Act, ...]:
         if value is None or operation.kind is OperationKind.DELETE:
             continue
         if operation.kind is OperationKind.OFFLOAD:
-            gone = during(spans[place].end_seconds, max(place, _last_reader(operations, place)))
+            gone = during(*plan.simulation.releases.get(place, (math.inf, place)))
             # Releases come first: they make the room that others take.
             before.setdefault(gone, []).insert(0, Release(operation.stage, value))
         else:
@@ -158,20 +159,6 @@ def place_acts(plan: Plan) -> tuple[Act, ...]:
         if operation.kind is not OperationKind.PREFETCH:
             acts.append(operation)
     return (*acts, *before.get(len(operations), []))
-
-
-def _last_reader(operations: Sequence[Operation], place: int) -> int:
-    """Return the place of the last computation that reads a value that leaves, before it comes back; else `place`."""
-    leaving = operations[place]
-    last = place
-    for later in range(place + 1, len(operations)):
-        other = operations[later]
-        if other.kind is OperationKind.PREFETCH and (other.stage, other.value) == (leaving.stage, leaving.value):
-            break
-        own = other.kind is OperationKind.BACKWARD and other.stage == leaving.stage and leaving.value is Value.SAVED
-        if other.value is None and (other.stage == leaving.stage + 1 or own):
-            last = later
-    return last
 
 
 def lent_stages(acts: Iterable[Act]) -> set[int]:

@@ -17,6 +17,8 @@ __all__ = [
     "Autocast",
     "Buffers",
     "RunContext",
+    "buffer_places",
+    "copied_buffers",
     "drawing_again",
     "drawn_from",
     "has_hooks",
@@ -109,17 +111,27 @@ def drawn_from(states: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def buffer_places(stages: Iterable[nn.Module]) -> list[Place]:
+    """Return where the buffers of these modules are, and of those inside them."""
+    return [
+        (module, name)
+        for stage in stages
+        for module in stage.modules()
+        for name, buffer in module._buffers.items()  # noqa: SLF001  named_buffers would give paths
+        if buffer is not None
+    ]
+
+
+def copied_buffers(places: Iterable[Place]) -> list[tuple[Place, torch.Tensor]]:
+    """Return copies of what is in these places, for `swapped_values`."""
+    return [(place, _get(place).clone()) for place in places]
+
+
 class Buffers:
     """The buffers that stages' forwards write; which they are is learned when these run first."""
 
     def __init__(self, stages: Iterable[nn.Module]) -> None:
-        self._all: list[Place] = [
-            (module, name)
-            for stage in stages
-            for module in stage.modules()
-            for name, buffer in module._buffers.items()  # noqa: SLF001  named_buffers would give paths
-            if buffer is not None
-        ]
+        self._all = buffer_places(stages)
         self._written: list[Place] | None = None
 
     @contextlib.contextmanager

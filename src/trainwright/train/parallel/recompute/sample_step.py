@@ -3,9 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,45 +12,56 @@ import torch
 from torch import nn
 
 from trainwright.errors import UnsupportedModel
+from trainwright.model.trace.step import as_call, call_model
 from trainwright.model.trace.storages import StorageTracker
-from trainwright.train.parallel.recompute.module_state import as_before
-from trainwright.train.parallel.recompute.run_context import Autocast, swapped_values
+from trainwright.train.parallel.recompute.run_context import (
+    Autocast,
+    buffer_places,
+    copied_buffers,
+    read_generators,
+    set_generators,
+    swapped_values,
+)
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of
 
 __all__ = [
-    "Call",
+    "REFUSED",
     "Stopwatch",
-    "as_call",
-    "call_with",
+    "accepted_sample",
+    "as_before",
     "loss_of",
-    "plain_peak",
     "restored_after",
     "tracked_peak",
     "train_once",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A sample as a model was called with it."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+REFUSED = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError)
+"""What a model raises that does not take a sample."""
 
 
-def as_call(sample: Any) -> Call:
-    """Return a sample as a call: a mapping holds keyword arguments, a tuple or list positional ones, else it is one."""
-    if isinstance(sample, Call):
-        return sample
-    if isinstance(sample, Mapping):
-        return Call((), dict(sample))
-    return Call(tuple(sample) if isinstance(sample, tuple | list) else (sample,), {})
-
-
-def call_with(function: Callable[..., Any], sample: Any) -> Any:
-    """Call with a sample."""
-    given = as_call(sample)
-    return function(*given.args, **given.kwargs)
+@contextmanager
+def as_before(model: nn.Module) -> Iterator[None]:
+    """Put attributes of a model's modules, with the content of containers, and random generators back at the end."""
+    held = [(vars(module), vars(module).copy()) for module in model.modules()]
+    # In place, since others may refer to the same container.
+    contents = [
+        (value, value.copy()) for _, own in held for value in own.values() if isinstance(value, list | dict | set)
+    ]
+    states = read_generators()
+    try:
+        yield
+    finally:
+        for own, before in held:
+            own.clear()
+            own.update(before)
+        for value, content in contents:
+            value.clear()
+            if isinstance(value, list):
+                value.extend(content)
+            else:
+                value.update(content)
+        set_generators(states)
 
 
 def tracked_peak(
@@ -74,15 +84,14 @@ def tracked_peak(
     return tracker.peak_bytes
 
 
-def plain_peak(
-    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
-) -> int:
-    """Return the `tracked_peak` of a model as it is; raise `UnsupportedModel` where it refuses the sample."""
+@contextmanager
+def accepted_sample(model: nn.Module) -> Iterator[None]:
+    """Raise `UnsupportedModel` where a model refuses a sample."""
     try:
-        return tracked_peak(model, sample, loss=loss, passes=passes)
+        yield
     except (torch.OutOfMemoryError, UnsupportedModel):
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except REFUSED as error:
         raise UnsupportedModel(
             f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
         ) from error
@@ -90,7 +99,7 @@ def plain_peak(
 
 def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
     """Run a model forward and backward; without `loss` the sum of the result's floating tensors stands for it."""
-    loss_of(call_with(model, sample), loss).backward()
+    loss_of(call_model(model, sample), loss).backward()
 
 
 def loss_of(result: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
@@ -143,12 +152,6 @@ def _schedule_file(thread: int) -> int | None:
 @contextmanager
 def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iterator[None]:
     """Let stages run on copies of the buffers, and put gradients, attributes and random generators back."""
-    places = [
-        ((module, name), buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()  # noqa: SLF001  to swap them, not to read them
-        if buffer is not None
-    ]
     # Tensors that are no leaves keep no gradient, and torch warns who asks for it.
     gradients = [(each, each.grad) for each in (*model.parameters(), *batch) if each.is_leaf]
     with ExitStack() as stack:
@@ -156,7 +159,7 @@ def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iter
         stack.enter_context(as_before(model))
         # A cast kept from stage to stage would be nobody's.
         stack.enter_context(Autocast.now().entered())
-        stack.enter_context(swapped_values(places))
+        stack.enter_context(swapped_values(copied_buffers(buffer_places([model]))))
         try:
             for each, _ in gradients:
                 each.grad = None

@@ -15,12 +15,14 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainwright.errors import UnsupportedModel
+from trainwright.model.trace.step import Call
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.train.parallel.recompute.measured_stage import StageBytes, StageMeasurement, StageRuns, TensorShape
-from trainwright.train.parallel.recompute.sample_step import Call, Stopwatch, loss_of
-from trainwright.train.parallel.recompute.stage_arguments import links_of
+from trainwright.train.parallel.recompute.sample_step import REFUSED, Stopwatch, accepted_sample, loss_of
 from trainwright.train.parallel.recompute.stage_calls import StageSite, stage_calls, stage_sites
+from trainwright.train.parallel.recompute.step_store import links_of
 from trainwright.train.parallel.recompute.trees import (
+    StridedView,
     flatten_tree,
     map_only,
     storage_key,
@@ -34,8 +36,6 @@ __all__ = ["MeasuredCall", "SkeletonStep", "StagesChangedError"]
 
 _REPEATS = 2
 """How often stages that take the same are timed at most: the first when it is measured, others when they are called."""
-_REFUSED = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError)
-"""What a model raises that does not take a sample."""
 
 
 class StagesChangedError(Exception):
@@ -101,14 +101,8 @@ class SkeletonStep:
         tracker.watch(tensors_of((call.args, dict(call.kwargs))), "input")
         self._base_bytes = tracker.live_bytes
         with stage_calls(model, stage_sites(model, self.names), self._call) as forward, tracker:
-            try:
+            with accepted_sample(model):
                 results = [forward(*call.args, **call.kwargs)]
-            except _REFUSED as error:
-                if isinstance(error, torch.OutOfMemoryError | UnsupportedModel):
-                    raise
-                raise UnsupportedModel(
-                    f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
-                ) from error
             if not any(tensor.requires_grad for tensor in tensors_of(results)):
                 raise UnsupportedModel(
                     f"model: got a result ({type(results[0]).__name__}) without a tensor that wants a gradient; "
@@ -174,14 +168,14 @@ class SkeletonStep:
                 measured = StageMeasurement(site, forward, (args, kwargs), self.granule)
             elif self._known[kind].timed < _REPEATS:
                 self._known[kind].time_again(StageRuns(site, forward, (args, kwargs)))
-        except (*_REFUSED, UnsupportedModel) as error:
+        except (*REFUSED, UnsupportedModel) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error)
         try:
             with measured.watched() if measured else nullcontext(), saving_nothing():
                 output = forward(*args, **kwargs)
-        except _REFUSED as error:
+        except REFUSED as error:
             if isinstance(error, torch.OutOfMemoryError | UnsupportedModel):
                 raise
             shapes = ", ".join(str(tuple(each.shape)) for each in given)
@@ -283,8 +277,7 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor out of its graph that autograd does not take for a view, which nobody could write to."""
     if not can_move(tensor):
         return tensor.detach()
-    place = int(tensor.storage_offset()), tensor.size(), tensor.stride()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage(), *place)
+    return StridedView.of(tensor).on(tensor.untyped_storage())
 
 
 def _kind_of(site: StageSite, leaves: Sequence[Any]) -> Any:

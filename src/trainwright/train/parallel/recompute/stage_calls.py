@@ -100,7 +100,8 @@ def _of_children(module: nn.Module, path: str) -> Iterator[str]:
             yield from _of_sequence(child, below, element=False)
         elif _is_list(child):
             yield from _of_list(child, below)
-        elif _has_run(child):
+        # Modules of one class that are made of modules stand in a row anywhere inside, or one in a list.
+        elif _runs(child):
             yield from _of_children(child, below)
         elif any(True for _ in child.children()):
             yield below
@@ -123,7 +124,7 @@ def _of_sequence(sequence: nn.Sequential, path: str, *, element: bool) -> Iterat
     prefix = f"{path}." if path else ""
     layers = (
         [*sequence.named_children()]
-        if _distinct(sequence)
+        if len({*map(id, sequence)}) == len(sequence)
         else [(str(place), layer) for place, layer in enumerate(sequence)]
     )
     made = [any(True for _ in layer.children()) for _, layer in layers]
@@ -162,18 +163,9 @@ def _slice_name(prefix: str, layers: Sequence[tuple[str, nn.Module]], start: int
     return f"{prefix}{start}:{stop}" if stop > start + 1 else f"{prefix}{layers[start][0]}"
 
 
-def _distinct(sequence: nn.Sequential) -> bool:
-    return len({*map(id, sequence)}) == len(sequence)
-
-
 def _is_list(module: nn.Module) -> bool:
     # A graph of torch.fx holds the modules of a list in plain modules.
     return type(module) in {nn.ModuleList, nn.ModuleDict, nn.Module}
-
-
-def _has_run(module: nn.Module) -> bool:
-    """Return whether modules of one class that are made of modules stand in a row anywhere inside, or one in a list."""
-    return bool(_runs(module))
 
 
 def _is_run_inside(module: nn.Module) -> bool:
@@ -184,6 +176,7 @@ def _is_run_inside(module: nn.Module) -> bool:
 
 
 def _runs(module: nn.Module) -> list[list[nn.Module]]:
+    """Return rows of modules that are made of modules, two of one class side by side, or one alone in a list."""
     found = []
     for each in module.modules():
         if isinstance(each, nn.Sequential | nn.ModuleList) or type(each) is nn.Module:

@@ -3,19 +3,20 @@
 Trees are made of the containers that torch knows, of dataclasses and of mappings.
 
 Torch's own trees take a dataclass or a mapping of a class of its own for a leaf, so that tensors in it would keep the
-graph of the stage that made them. Nothing is registered with torch: that would be for all code of the process.
+graph of the stage that made them. No class of others is registered with torch: that would be for all code of the
+process. A record of our own stands for them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 __all__ = [
-    "TreeSpec",
+    "StridedView",
     "flatten_tree",
     "granule_of",
     "leaves_of",
@@ -32,46 +33,48 @@ __all__ = [
 _CPU_GRANULE, _CUDA_GRANULE = 64, 512
 
 
-@dataclass(frozen=True, slots=True)
-class TreeSpec:
-    """What a tree is without its leaves."""
+class StridedView(NamedTuple):
+    """What a tensor is without its storage."""
 
-    outer: pytree.TreeSpec
-    """As torch sees it."""
-    inner: "tuple[_Record | None, ...]"
-    """Of each leaf that torch sees, what it consists of; None of one that is a leaf."""
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "StridedView":
+        """Return that of a tensor in strides."""
+        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def of_same(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the view of a tensor that begins its storage."""
+        return tensor.view(self.dtype).as_strided(self.size, self.stride, self.offset)
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return a tensor that looks at a storage, of which autograd knows no other view."""
+        made = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return made.set_(storage, self.offset, self.size, self.stride)
 
 
-@dataclass(frozen=True, slots=True)
 class _Record:
-    """A dataclass or a mapping without its values."""
+    """Stands for a dataclass or a mapping in torch's trees, which make that again from its values."""
 
-    kind: type
-    names: tuple[Any, ...]
-    values: TreeSpec
+    def __init__(self, kind: type, names: tuple[Any, ...], values: list[Any]) -> None:
+        self.kind, self.names, self.values = kind, names, values
 
 
-def flatten_tree(tree: Any) -> tuple[list[Any], TreeSpec]:
+def flatten_tree(tree: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """Return the leaves of a tree, and what it is without them."""
-    outer, spec = pytree.tree_flatten(tree)
-    leaves: list[Any] = []
-    inner: list[_Record | None] = []
+    leaves, spec = pytree.tree_flatten(tree)
     # torch takes dataclasses and mappings of own classes for leaves: look into them.
-    for leaf in outer:
-        named = _named_values(leaf)
-        if named is None:
-            leaves.append(leaf)
-            inner.append(None)
-        else:
-            below, values = flatten_tree(list(named.values()))
-            leaves += below
-            inner.append(_Record(type(leaf), tuple(named), values))
-    return leaves, TreeSpec(spec, tuple(inner))
+    if any(_named_values(leaf) is not None for leaf in leaves):
+        return pytree.tree_flatten(pytree.tree_map(_with_records, tree))
+    return leaves, spec
 
 
-def unflatten_tree(leaves: Iterable[Any], spec: TreeSpec) -> Any:
+def unflatten_tree(leaves: Iterable[Any], spec: pytree.TreeSpec) -> Any:
     """Return the tree of these leaves."""
-    return _build_tree(iter(leaves), spec)
+    return pytree.tree_unflatten(leaves, spec)
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -105,28 +108,31 @@ def _named_values(leaf: Any) -> Mapping[Any, Any] | None:
     return leaf if isinstance(leaf, Mapping) else None
 
 
-def _build_tree(leaves: Iterator[Any], spec: TreeSpec) -> Any:
-    outer = [
-        next(leaves) if record is None else _make_record(record, _build_tree(leaves, record.values))
-        for record in spec.inner
-    ]
-    return pytree.tree_unflatten(outer, spec.outer)
+def _with_records(leaf: Any) -> Any:
+    named = _named_values(leaf)
+    if named is None:
+        return leaf
+    return _Record(type(leaf), tuple(named), pytree.tree_map(_with_records, list(named.values())))
 
 
-def _make_record(record: _Record, values: list[Any]) -> Any:
+def _make_record(values: Iterable[Any], of: tuple[type, tuple[Any, ...]]) -> Any:
     """Return a dataclass or mapping with these values; what it does when it is made it has done once."""
-    named = dict(zip(record.names, values, strict=True))
-    if not is_dataclass(record.kind):
-        return record.kind(named)
-    made = record.kind.__new__(record.kind)
+    kind, names = of
+    named = dict(zip(names, values, strict=True))
+    if not is_dataclass(kind):
+        return kind(named)  # type: ignore[call-arg]  # a mapping
+    made: Any = kind.__new__(kind)
     for name, value in named.items():
         object.__setattr__(made, name, value)  # a frozen one too
     # Whose items are its fields, but for those that are None.
     if isinstance(made, dict):
-        for each in fields(record.kind):
+        for each in fields(kind):
             if named.get(each.name) is not None:
                 dict.__setitem__(made, each.name, named[each.name])
     return made
+
+
+pytree.register_pytree_node(_Record, lambda record: (record.values, (record.kind, record.names)), _make_record)
 
 
 def granule_of(model: nn.Module) -> int:

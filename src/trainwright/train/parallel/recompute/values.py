@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
 from trainwright.train.parallel.recompute.copies import Copies, HostCopy
-from trainwright.train.parallel.recompute.trees import storage_key
+from trainwright.train.parallel.recompute.trees import StridedView, storage_key
 
 __all__ = [
     "Boundary",
@@ -64,21 +64,15 @@ class InputAlias(NamedTuple):
     """A view of a stage's input that its graph needs for its backward."""
 
     place: int
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+    view: StridedView
     version: int
     storage: "ref[torch.UntypedStorage]"
 
     @classmethod
     def of(cls, tensor: torch.Tensor, place: int) -> "InputAlias":
         """Return the view that a tensor of the input's place is."""
-        return cls(
-            place, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
-            tensor._version,  # noqa: SLF001  autograd's own check sees no packed tensors
-            ref(tensor.untyped_storage()),
-        )  # fmt: skip
+        # Autograd's own check of versions sees no packed tensors.
+        return cls(place, StridedView.of(tensor), tensor._version, ref(tensor.untyped_storage()))  # noqa: SLF001
 
     def of_input(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Return the view of what is the input now: the same storage, or one that was made again or brought back."""
@@ -88,7 +82,7 @@ class InputAlias(NamedTuple):
         same = self.storage() is tensor.untyped_storage()
         if same and tensor._version != self.version:  # noqa: SLF001  as above
             raise written_error("backward", "a stage's input")
-        return tensor.detach().view(self.dtype).as_strided(self.size, self.stride, self.offset)
+        return self.view.of_same(tensor.detach())
 
 
 class SavedTensor:
@@ -110,18 +104,6 @@ class SavedTensor:
         self.version = 0 if tensor is None else tensor._version  # noqa: SLF001  autograd does not check what is packed
 
 
-class _View(NamedTuple):
-    """A tensor without its storage, and what takes it back."""
-
-    key: int
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    wants: bool
-    put: Callable[[torch.Tensor | None], None]
-
-
 class OffloadedValue:
     """An output, and tensors of it and of a graph, on the host or on the way: each storage once.
 
@@ -136,30 +118,28 @@ class OffloadedValue:
     ) -> None:
         self._output, self._copies = output, copies
         self._sent: dict[int, HostCopy] = {}
-        self._views: list[_View] = []
+        # Of each tensor: its storage, what it is of that, whether it wants a gradient, and what takes it back.
+        self._views: list[tuple[int, StridedView, bool, Callable[[torch.Tensor | None], None]]] = []
         self.fetched = False
         for tensor, put in tensors:
             key = storage_key(tensor)
             if key not in self._sent:
                 self._sent[key] = copies.send(tensor.untyped_storage())
-            offset = int(tensor.storage_offset())
-            view = _View(key, tensor.dtype, tensor.size(), tensor.stride(), offset, tensor.requires_grad, put)
-            self._views.append(view)
+            self._views.append((key, StridedView.of(tensor), tensor.requires_grad, put))
 
     def release(self) -> None:
         """Let the device's tensors go."""
         for sent in self._sent.values():
             self._copies.release(sent)
-        for view in self._views:
-            view.put(None)
+        for *_, put in self._views:
+            put(None)
 
     def fetch(self) -> Boundary | None:
         """Begin the copies back, put tensors that look at them where the old ones were, and return the output."""
         self.fetched = True
         storages = {key: self._copies.fetch(sent) for key, sent in self._sent.items()}
-        for key, dtype, size, stride, offset, wants, put in self._views:
-            tensor = torch.empty(0, dtype=dtype, device=storages[key].device)
-            put(tensor.set_(storages[key], offset, size, stride).requires_grad_(wants))
+        for key, view, wants, put in self._views:
+            put(view.on(storages[key]).requires_grad_(wants))
         return self._output
 
     def wait(self) -> None:

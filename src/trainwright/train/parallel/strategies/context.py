@@ -21,7 +21,8 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.model.trace.attention import replace_attention
 from trainwright.train.parallel.blocks import blocks_of, divide_between
 from trainwright.train.parallel.collectives import gather
-from trainwright.train.parallel.recompute.trees import map_only, tensors_of
+from trainwright.train.parallel.recompute.step_store import snapshot
+from trainwright.train.parallel.recompute.trees import local_tensor, map_only, tensors_of
 
 __all__ = ["divide_sequence"]
 
@@ -122,15 +123,15 @@ class _Block:
         far: list[torch.Tensor] = []
 
         def note(attention: Callable[..., Any], query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append((_local(key), _local(value)))
+            seen.append((local_tensor(key), local_tensor(value)))
             return attention(query, key, value, *args, **kwargs)
 
         def again(attention: Callable[..., Any], query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            known = seen.pop(0) if seen else (_local(key), _local(value))
+            known = seen.pop(0) if seen else (local_tensor(key), local_tensor(value))
             slices = [each.narrow(-2, place * part, part) for each in known] if known[0].shape[-2] > part else known
-            far.extend(_apart(_local(one), other) for one, other in zip((key, value), slices, strict=True))
+            far.extend(_apart(local_tensor(one), other) for one, other in zip((key, value), slices, strict=True))
             rows = _attend_rows(attention, known, place, part, *args, **kwargs)
-            return _like(query, rows(_local(query)))
+            return _like(query, rows(local_tensor(query)))
 
         args, kwargs = _copied(rest)
         with replace_attention(note):
@@ -153,7 +154,7 @@ class _Block:
     ) -> Any:
         """Return this rank's queries' attention to the keys and values of all ranks."""
         # Of some heads only, where tensor parallelism has divided the others.
-        q, k, v = (_local(each) for each in (query, key, value))
+        q, k, v = (local_tensor(each) for each in (query, key, value))
         positions, group = k.shape[-2], self._group
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -179,7 +180,7 @@ def _attend_rows(  # noqa: PLR0917 -- torch's signature
     **settings: Any,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the attention to the keys of a whole sequence of the queries of one part; settings are torch's."""
-    mask, length = _local(attn_mask), keys_values[0].shape[-2]
+    mask, length = local_tensor(attn_mask), keys_values[0].shape[-2]
     # A mask for all queries: a part needs the rows of its own.
     if mask is not None and mask.shape[-2] == length > part:
         mask = mask.narrow(-2, place * part, part)
@@ -214,23 +215,10 @@ def _positions_of(tree: Any, length: int, start: int, part: int, *, masks: bool 
     return map_only(torch.Tensor, cut, tree)
 
 
-def _copied(value: Any, known: dict[int, Any] | None = None) -> Any:
+def _copied(value: Any) -> Any:
     """Return arguments with caches and other objects copied, so that a trial leaves nothing in them."""
-    known = {} if known is None else known
-    if id(value) in known:
-        return known[id(value)]
-    if isinstance(value, torch.Tensor):
-        # Torch's own copy of a fake tensor would read bytes that are not there.
-        return _real_like(value) if isinstance(value, FakeTensor) else value.clone()
-    if isinstance(value, tuple | list) and type(value) in {tuple, list}:
-        return type(value)(_copied(each, known) for each in value)
-    if type(value) is dict:
-        return {name: _copied(each, known) for name, each in value.items()}
-    if not hasattr(value, "__dict__") or isinstance(value, nn.Module | type) or callable(value):
-        return value
-    found = known[id(value)] = copy.copy(value)
-    vars(found).update({name: _copied(each, known) for name, each in vars(value).items()})
-    return found
+    # Torch's own copy of a fake tensor would read bytes that are not there.
+    return snapshot(value, change=lambda each: _real_like(each) if isinstance(each, FakeTensor) else each.clone())
 
 
 def _real_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -244,10 +232,6 @@ def _real_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def _first(found: Any) -> torch.Tensor:
     return found if isinstance(found, torch.Tensor) else next(iter(tensors_of(found)))
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(query: Any, found: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import blocks_of, units_of
 from trainwright.train.parallel.model import Setup
+from trainwright.train.parallel.recompute.trees import local_tensor
 
 __all__ = ["Averaging", "replicate", "shard", "shard_each"]
 
@@ -174,8 +175,7 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     """Return this rank's part of a gradient."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    gradient = parameter.grad
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return local_tensor(parameter.grad)
 
 
 def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:

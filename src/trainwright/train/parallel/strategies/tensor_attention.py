@@ -12,6 +12,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.nn import functional
 
 from trainwright.errors import UnsupportedPlan
+from trainwright.train.parallel.blocks import divided
 from trainwright.train.parallel.collectives import copy, gather, reduce, scatter
 
 __all__ = ["FusedColumns", "MultiheadParallel", "teach_attention"]
@@ -122,7 +123,7 @@ class MultiheadParallel(nn.Module):
         self.in_proj_weight = _divide_thirds(layer.in_proj_weight, mesh)
         self.in_proj_bias: Any = None if layer.in_proj_bias is None else _divide_thirds(layer.in_proj_bias, mesh)
         out: Any = nn.Module()
-        out.weight, out.bias = _place_part(layer.out_proj.weight, mesh, Shard(1)), None
+        out.weight, out.bias = divided(layer.out_proj.weight, mesh, "tensor", Shard(1)), None
         if layer.out_proj.bias is not None:
             whole = distribute_tensor(layer.out_proj.bias.detach(), mesh, [Replicate()])
             out.bias = nn.Parameter(whole, layer.out_proj.bias.requires_grad)
@@ -223,11 +224,5 @@ def _join_masks(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: 
 
 def _divide_thirds(tensor: torch.Tensor, mesh: DeviceMesh) -> Any:
     """Return what makes queries, keys and values with its outputs first: what divides state divides along these."""
-    return _place_part(tensor.unflatten(0, (3, -1)).transpose(0, 1), mesh, Shard(0))
-
-
-def _place_part(tensor: torch.Tensor, mesh: DeviceMesh, placement: Shard) -> Any:
-    whole = tensor.detach().contiguous()
-    local = whole.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
-    found = DTensor.from_local(local, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
-    return nn.Parameter(found, tensor.requires_grad)
+    thirds = tensor.detach().unflatten(0, (3, -1)).transpose(0, 1)
+    return divided(nn.Parameter(thirds, tensor.requires_grad), mesh, "tensor", Shard(0))

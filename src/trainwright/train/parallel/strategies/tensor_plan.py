@@ -6,18 +6,18 @@ own heads. Models without one keep the shapes of the whole there, as DTensors (s
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 from torch.nn import functional
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import divided, is_plain
 from trainwright.train.parallel.collectives import copy, reduce
+from trainwright.train.parallel.recompute.trees import local_tensor
 
 __all__ = ["divide_by_plan", "own_plan"]
 
@@ -73,19 +73,15 @@ class _Column:
         self._layer, self._group = layer, group
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(copy(x, self._group), _local(self._layer.weight), _local(self._layer.bias))
+        return functional.linear(copy(x, self._group), local_tensor(self._layer.weight), local_tensor(self._layer.bias))
 
 
 class _Row(_Column):
     """The forward pass of a layer that divides its inputs: the ranks' terms are summed."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        total = reduce(functional.linear(x, _local(self._layer.weight)), self._group)
+        total = reduce(functional.linear(x, local_tensor(self._layer.weight)), self._group)
         return total if self._layer.bias is None else total + self._layer.bias
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _summed_over(group: dist.ProcessGroup) -> Callable[[torch.Tensor], torch.Tensor]:
