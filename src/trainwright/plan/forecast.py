@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import overload
 
+import numpy as np
+
 from trainwright.errors import InputError
 from trainwright.plan.layout import Layout
 from trainwright.plan.parallel.strategies.strategy import Operation, Phase
@@ -167,14 +169,11 @@ class ScalingCurve:
         if not points or devices < points[0][0]:
             return math.inf
         # Whoever has more devices may leave some idle, so that a curve never rises.
-        least = [min(s for _, s in points[: place + 1]) for place in range(len(points))]
-        for (below, _), (above, _), slow, fast in zip(points, points[1:], least, least[1:], strict=False):
-            if devices in {below, above}:
-                return slow if devices == below else fast
-            if devices < above:
-                part = math.log(devices / below) / math.log(above / below)
-                return math.exp(math.log(slow) * (1 - part) + math.log(fast) * part)
-        return least[-1]
+        known = [n for n, _ in points]
+        least = np.minimum.accumulate([s for _, s in points])
+        if devices in known:
+            return float(least[known.index(devices)])
+        return math.exp(np.interp(math.log(devices), np.log(known), np.log(least)))
 
     def speedups(self, *, devices: int = 1) -> Mapping[float, float]:
         """Return {factor of devices: speed-up} over `devices`: what the simulated engine's `Scaling` takes as curve."""

@@ -179,15 +179,15 @@ def _nearest(batch: int, wanted: int) -> str:
 
 
 def best_interval(cost: float, mtbf_seconds: Floats) -> Floats:
-    """Return the tau for which time to solution is least: Newton's method from sqrt(2 M C), 0 if a save is free."""
+    """Return the tau for which time to solution is least, 0 if a save is free.
+
+    There the derivative is zero: (1 - tau / M) e^((tau + C) / M) = 1, which Lambert's W solves.
+    """
+    # Loaded here, for most plans have no failures.
+    from scipy.special import lambertw
+
     finite = np.where(np.isfinite(mtbf_seconds), mtbf_seconds, 1.0)
-    # Young's first-order interval, then Newton steps on the derivative of Daly's expression.
-    tau = np.sqrt(2 * finite * cost)
-    if cost:
-        tau = np.minimum(tau, finite)
-        for _ in range(60):
-            grown = np.exp((tau + cost) / finite)
-            tau = np.clip(tau + ((1 - tau / finite) * grown - 1) * finite**2 / (tau * grown), 1e-9 * finite, finite)
+    tau = finite * (1 + lambertw(-np.exp(-1 - cost / finite)).real)
     return np.where(np.isfinite(mtbf_seconds), tau, np.inf)
 
 

@@ -16,8 +16,6 @@ Bools = NDArray[np.bool_]
 RECOMPUTE = ("none", "selective", "full", "operators")
 SCHEDULES = ("", "gpipe", "1f1b", "interleaved")
 
-_LONG = 2**40
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelAxis:
@@ -129,17 +127,9 @@ class Mesh:
             self.micro,
             self.sequence.astype(np.int64),
         ]
-        code = np.zeros(self.rows, dtype=np.int64)
-        different = 1
-        for column in ways:
-            # Numbered by what occurs, and anew once codes get long, so that they stay small however many columns.
-            numbers, count = numbered(column)
-            code = code * count + numbers
-            different *= count
-            if different > _LONG:
-                _, code = np.unique(code, return_inverse=True)
-                different = int(code.max(initial=0)) + 1
-        _, first, place = np.unique(code, return_index=True, return_inverse=True)
+        # Numbered by what occurs, so that codes stay small.
+        numbers, counts = zip(*map(numbered, ways), strict=True)
+        _, first, place = np.unique(np.ravel_multi_index(numbers, counts), return_index=True, return_inverse=True)
         return self.take(first), np.asarray(place, dtype=np.int64).ravel()
 
 
