@@ -172,7 +172,7 @@ class ScalingCurve:
         known = [n for n, _ in points]
         least = np.minimum.accumulate([s for _, s in points])
         if devices in known:
-            return float(least[known.index(devices)])
+            return float(least[known.index(int(devices))])
         return math.exp(np.interp(math.log(devices), np.log(known), np.log(least)))
 
     def speedups(self, *, devices: int = 1) -> Mapping[float, float]:

@@ -37,6 +37,7 @@ def calibrate(
     name: str = "calibrated",
     folder: Path | None = None,
     repeats: int = 25,
+    largest: int = _LARGEST,
     file_bytes: int = _FILE_BYTES,
     say: Say = lambda _: None,
 ) -> Cluster | None:
@@ -58,12 +59,12 @@ def calibrate(
     if devices == "cuda":
         torch.cuda.set_device(device)
     with join_process_group(here, "gloo" if devices == "cpu" else "nccl") if here.world > 1 else nullcontext():
-        found = _measure_all(here, device, folder, say, repeats=repeats, file_bytes=file_bytes)
+        found = _measure_all(here, device, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
     return Cluster(**fit_fields(name=name, **found)) if here.rank == 0 else None
 
 
 def _measure_all(
-    here: RankPlace, device: torch.device, folder: Path | None, say: Say, *, repeats: int, file_bytes: int
+    here: RankPlace, device: torch.device, folder: Path | None, say: Say, *, repeats: int, largest: int, file_bytes: int
 ) -> dict[str, Any]:
     """Return what `fit_fields` takes."""
 
@@ -83,7 +84,7 @@ def _measure_all(
     if here.world > 1:
         report_phase(f"exchanges between {here.world} ranks")
     # Links need at least two ranks, as does everything below.
-    levels = measure_links(here, device, repeats=repeats, largest=_LARGEST) if here.world > 1 else ()
+    levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
     memory = host_memory_bytes()
     if device.type == "cuda":
         memory = here.on_node * int(torch.cuda.get_device_properties(device).total_memory)

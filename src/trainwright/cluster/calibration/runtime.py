@@ -98,7 +98,7 @@ def measure_runtime(
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     def timers() -> list[Timer]:
-        found = []
+        found: list[Timer] = []
         for width, samples in _PASSES:
             sample = torch.rand(samples, width)
             copied = DistributedDataParallel(_make_layers(width), gradient_as_bucket_view=True)

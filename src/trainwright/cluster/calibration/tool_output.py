@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from scipy.sparse.csgraph import connected_components
+
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_link
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel, Operation
@@ -64,12 +66,8 @@ def _divide_node(cluster: Cluster, name: str, text: str) -> Cluster:
             f"{name}: has {len(rows)} GPUs, a node of {cluster.name} {devices}; it is a file of another machine"
         )
     # Devices that NVLinks join, directly or through others, are one group.
-    group = list(range(devices))
-    for one, row in enumerate(links):
-        for other, link in enumerate(row):
-            if link.startswith("NV"):
-                group = [group[one] if each == group[other] else each for each in group]
-    sizes = set(Counter(group).values())
+    _, group = connected_components([[link.startswith("NV") for link in row] for row in links])
+    sizes = set(Counter(group.tolist()).values())
     if len(sizes) > 1:
         raise InputError(f"{name}: NVLink joins groups of {sorted(sizes)} GPUs; allowed: groups of one size")
     [size] = sizes

@@ -15,7 +15,7 @@ from trainwright.model.chain import Stage
 from trainwright.model.cut.cuts import Access, find_cuts, fold_blocks, intervals_between, shared_beginning
 from trainwright.model.cut.fusion import fuse_layers
 from trainwright.model.cut.layers import LayerOperations, WeightCounter, group_by_module, group_for_fusion, make_layer
-from trainwright.model.cut.transformer import Attention, find_attention, recognise_transformers
+from trainwright.model.cut.transformer import find_attention, recognise_transformers
 from trainwright.model.layer import Layer, ProfileFields
 from trainwright.model.trace.recording import Recording, StorageLives
 from trainwright.model.trace.step import TrainingStep
@@ -173,11 +173,6 @@ class CutRecording:
             before = gradient
         return found
 
-    def attentions(self, batch: int) -> list[Attention | None]:
-        """Return the attention of each stage, None where it has none."""
-        operations = self.recording.operations
-        return [find_attention(operations[first : last + 1], batch) for first, last in self.spans]
-
     def _backward_temporary(self, lives: StorageLives, k: int, saved: set[int], charged: int) -> int:
         first, past = self.backward_spans[k]
         if first == past:
@@ -295,10 +290,12 @@ def make_profile(
         [stage for stage, _ in stages], [layers for _, layers in stages], input_gradient_bytes=arriving, fold=fold
     )
     batch = batch_size(step.sample)
+    # The attention of each stage, None where it has none.
+    attentions = [find_attention(recording.operations[first : last + 1], batch) for first, last in chained.spans]
     return ProfileFields(
         name=name,
         batch=batch,
-        blocks=recognise_transformers(blocks, chained.attentions(batch)),
+        blocks=recognise_transformers(blocks, attentions),
         precision=step.precision,
         parameters=sum(parameter.numel() for parameter in step.parameters),
         parameter_bytes=_tensor_bytes(step.parameters),

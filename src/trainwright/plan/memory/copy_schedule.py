@@ -4,7 +4,7 @@
 `simulate` does, without records. Rows are (kind, stage from 1, option); the option of DELETE, OFFLOAD and PREFETCH is
 -1 for a bare output. A key is 2 stage + (1 if saved): a value that may wait on the host.
 
-The kernels of `_phases` call these; see `kernels` about what is cached.
+The kernels of `phases` call these; see `kernels` about what is cached.
 """
 
 import numpy as np

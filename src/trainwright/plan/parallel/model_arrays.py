@@ -26,6 +26,7 @@ class ModelArrays:
     ) -> None:
         self.profile, self.precision, self.ring, self.expert_imbalance = profile, precision, ring, expert_imbalance
         blocks, batch = profile.blocks, profile.batch
+        self.blocks = blocks
         layers = self.layers = tuple(layer for block in blocks for layer in block.layers)
         traced = ELEMENT_BYTES[profile.precision]
         scale = precision.element_bytes / traced
@@ -78,11 +79,6 @@ class ModelArrays:
         """Return the positions of a sample in the transformer block of a layer, 0 elsewhere."""
         shape = self.profile.blocks[int(self.block[layer])].transformer
         return shape.sequence if shape else 0
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """Blocks of the chain."""
-        return self.profile.blocks
 
     @property
     def runs(self) -> int:

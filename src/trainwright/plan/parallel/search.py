@@ -105,8 +105,8 @@ def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]
         for number, family in enumerate(families):
             choice, rows = family.take(width)
             if len(rows):
-                some, _ = choices_of(mesh.take(rows), family.found.mode or "data", query.cluster.devices_per_node)
-                parts.append(replace(some, sequence=sequence[choice], recompute=recompute[choice]))
+                chosen, _ = choices_of(mesh.take(rows), family.found.mode or "data", query.cluster.devices_per_node)
+                parts.append(replace(chosen, sequence=sequence[choice], recompute=recompute[choice]))
                 owners.append(np.full(len(rows), number))
         if parts:
             _settle_all(pricer, families, query, every=Mesh.join(parts), owner=np.concatenate(owners))

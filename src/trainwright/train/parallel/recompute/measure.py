@@ -69,8 +69,11 @@ def measure_chain(
     if accumulate:
         fixed["gradients"] = gradients
     if optimizer is not None:
-        own = isinstance(optimizer, Optimizer)
-        fixed["optimizer"] = state_bytes(optimizer, granule=granule) if own else named_state_bytes(optimizer, gradients)
+        fixed["optimizer"] = (
+            state_bytes(optimizer, granule=granule)
+            if isinstance(optimizer, Optimizer)
+            else named_state_bytes(optimizer, gradients)
+        )
     call = as_call(sample)
     batch = tensors_of((call.args, dict(call.kwargs)))
     unfit: dict[Any, str] = {}

@@ -120,7 +120,7 @@ def _make_record(values: Iterable[Any], of: tuple[type, tuple[Any, ...]]) -> Any
     kind, names = of
     named = dict(zip(names, values, strict=True))
     if not is_dataclass(kind):
-        return kind(named)  # type: ignore[call-arg]  # a mapping
+        return kind(named)
     made: Any = kind.__new__(kind)
     for name, value in named.items():
         object.__setattr__(made, name, value)  # a frozen one too
