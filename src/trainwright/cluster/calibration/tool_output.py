@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from scipy.sparse.csgraph import connected_components
 
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_link
@@ -66,7 +67,8 @@ def _divide_node(cluster: Cluster, name: str, text: str) -> Cluster:
             f"{name}: has {len(rows)} GPUs, a node of {cluster.name} {devices}; it is a file of another machine"
         )
     # Devices that NVLinks join, directly or through others, are one group.
-    _, group = connected_components([[link.startswith("NV") for link in row] for row in links])
+    joined = np.array([[link.startswith("NV") for link in row] for row in links], dtype=np.int64)
+    _, group = connected_components(joined)
     sizes = set(Counter(group.tolist()).values())
     if len(sizes) > 1:
         raise InputError(f"{name}: NVLink joins groups of {sorted(sizes)} GPUs; allowed: groups of one size")
