@@ -117,7 +117,7 @@ def _by_hand(name: str, make: Callable[[], Subject], options: argparse.Namespace
     for way in _WAYS:
         progress(f"recomputing: {name}, by hand: {way}")
         model, batch = make()
-        chain = chain_of(model, batch)
+        chain = measure_chain(model, batch)
         act = partial(_step_by_hand, way, model, batch)
         peak = peak_of(act, options.device) if options.device == "cuda" else minimal_bytes(chain)
         seconds = seconds_of(act, options.device, repeats)

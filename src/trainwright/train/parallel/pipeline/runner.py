@@ -196,7 +196,14 @@ class PipelineRunner(nn.Module):
             return course, None
         pieces: Mapping[int, nn.Module] = self._pieces
         if self._plan.memory is not None:
-            pieces = self._within_memory(inputs)
+            # The loss is measured on the first micro-batch; all are of one size.
+            pieces = plan_stages(
+                self._pieces,
+                inputs,
+                in_flight={index: self._in_flight(index) for index in self._mine},
+                budget=self._plan.memory,
+                state_bytes=0 if self._optimizer is None else state_bytes(self._optimizer),
+            )
         settings: dict[str, Any] = {"n_microbatches": self._plan.microbatches, "scale_grads": False}
         # The last stage makes the loss.
         settings["loss_fn"] = lambda output, _: output
@@ -323,18 +330,6 @@ class PipelineRunner(nn.Module):
         told = [map_only(torch.Tensor, torch.Tensor.cpu, without_objects(result))]
         dist.broadcast_object_list(told, group=self._group, group_src=self._ranks_of[-1], device=self._device)
         return map_only(torch.Tensor, lambda each: each.to(self._device), told[0])
-
-    def _within_memory(self, inputs: Mapping[int, tuple[torch.Tensor, ...]]) -> dict[int, nn.Module]:
-        """Return this rank's stages as modules that run again what does not fit into the layout's memory budget."""
-        optimizer = self._optimizer
-        # The loss is measured on the first micro-batch; all are of one size.
-        return plan_stages(
-            self._pieces,
-            inputs,
-            in_flight={index: self._in_flight(index) for index in self._mine},
-            budget=self._plan.memory,
-            state_bytes=0 if optimizer is None else state_bytes(optimizer),
-        )
 
     def _in_flight(self, index: int) -> int:
         """Return the micro-batches whose saved values a stage holds at most."""

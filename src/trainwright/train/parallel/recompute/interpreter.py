@@ -47,6 +47,7 @@ from trainwright.train.parallel.recompute.run_context import (
 )
 from trainwright.train.parallel.recompute.stage_calls import StageSite, stage_calls, stage_sites
 from trainwright.train.parallel.recompute.step_store import (
+    Arguments,
     Slots,
     StageCall,
     StageParts,
@@ -152,7 +153,7 @@ class PlanInterpreter:
         self._go_on(step, place)
         step.done = place + 1
         left_out = any(each not in self.idle for each in range(before + 1, number))
-        output = self._run_first(step, place, forward, args, kwargs, left_out=left_out)
+        output = self._run_first(step, place, forward, (args, kwargs), left_out=left_out)
         ends = self.script.firsts.get(number + 1, self.script.turn)
         self._go_on(step, ends)
         return output
@@ -165,23 +166,16 @@ class PlanInterpreter:
                 self._do_act(step, step.done - 1)
 
     def _run_first(
-        self,
-        step: StepStore,
-        place: int,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        left_out: bool,
+        self, step: StepStore, place: int, forward: Callable[..., Any], arguments: Arguments, *, left_out: bool
     ) -> Any:
         """Run a stage in autograd's own graph."""
         act = self.script.acts[place]
         number, kept = act.stage, act.stage in self.script.kept
         part = step.parts[self.names[number - 1]]
-        given = tensors_of((args, kwargs))
+        given = tensors_of(arguments)
         if not kept:
             below = None if left_out else step.bare.get(number - 1) or step.saved.get(number - 1)
-            call = step.calls[number] = StageCall.of(forward, (args, kwargs), () if below is None else below.tensors)
+            call = step.calls[number] = StageCall.of(forward, arguments, () if below is None else below.tensors)
             # Of what the stage before has handed on, only what this one reads can be made again.
             if below is not None:
                 below.keep_only(call.links.values())
@@ -205,7 +199,7 @@ class PlanInterpreter:
                 seen.keep_weights(part.weights)
                 seen.random = read_generators([*step.generators, *(_PYTHONS if part.python else ())])
                 stack.enter_context(part.buffers.watched(seen))
-            output = forward(*args, **kwargs)
+            output = forward(*arguments[0], **arguments[1])
             if number in self.reruns:
                 # From the others a rerun draws nothing either.
                 seen.random = drawn_from(seen.random)

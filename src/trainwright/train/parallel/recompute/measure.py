@@ -26,11 +26,9 @@ from trainwright.train.parallel.recompute.sample_step import accepted_sample, re
 from trainwright.train.parallel.recompute.selective_options import SelectiveOption
 from trainwright.train.parallel.recompute.skeleton_step import SkeletonStep, StagesChangedError
 from trainwright.train.parallel.recompute.stage_calls import check_trains, find_stages
-from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
+from trainwright.train.parallel.recompute.trees import CUDA_GRANULE, granule_of, tensors_of, total_bytes
 
 __all__ = ["measure_chain"]
-
-_CUDA_GRANULE = 512
 
 
 def measure_chain(
@@ -90,7 +88,7 @@ def measure_chain(
     between = max(each.entry_bytes for each in step.calls)
     counted_stages = _stages_of(step, between, accumulate=accumulate, offload=offload)
     # The states of generators, for reruns.
-    states = step.draws * (-(-torch.get_rng_state().nbytes // granule) * granule) if granule < _CUDA_GRANULE else 0
+    states = step.draws * (-(-torch.get_rng_state().nbytes // granule) * granule) if granule < CUDA_GRANULE else 0
     fixed |= {"between stages": between, "executor": 4 * granule + states}
     return Chain(
         stages=tuple(counted_stages[:-1]),

@@ -31,6 +31,7 @@ from trainwright.train.parallel.recompute.values import (
 )
 
 __all__ = [
+    "Arguments",
     "Slots",
     "StageCall",
     "StageParts",
@@ -41,6 +42,10 @@ __all__ = [
     "tensors_to_move",
     "view_key",
 ]
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""By place, and by name."""
 
 
 def view_key(tensor: torch.Tensor) -> tuple[Any, ...] | None:
@@ -72,12 +77,7 @@ class StageCall:
     autocast: Autocast
 
     @classmethod
-    def of(
-        cls,
-        forward: Callable[..., Any],
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        below: Sequence[torch.Tensor | None],
-    ) -> "StageCall":
+    def of(cls, forward: Callable[..., Any], arguments: Arguments, below: Sequence[torch.Tensor | None]) -> "StageCall":
         """Return a call, as its arguments are now."""
         leaves, spec = flatten_tree(arguments)
         links = links_of(leaves, below)
@@ -85,7 +85,7 @@ class StageCall:
         versions = [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]  # noqa: SLF001
         return cls(forward, held, spec, versions, links, Autocast.now())
 
-    def arguments(self, below: Sequence[torch.Tensor | None], where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, below: Sequence[torch.Tensor | None], where: str) -> Arguments:
         """Return the arguments for a rerun; raise UnsupportedModel if one has been written since."""
         found = []
         for at, leaf in enumerate(self.leaves):

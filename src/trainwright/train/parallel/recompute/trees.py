@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 __all__ = [
+    "CUDA_GRANULE",
     "StridedView",
     "flatten_tree",
     "granule_of",
@@ -30,7 +31,7 @@ __all__ = [
     "unflatten_tree",
 ]
 
-_CPU_GRANULE, _CUDA_GRANULE = 64, 512
+_CPU_GRANULE, CUDA_GRANULE = 64, 512
 
 
 class StridedView(NamedTuple):
@@ -139,7 +140,7 @@ def granule_of(model: nn.Module) -> int:
     """Return what the allocator of the model's device rounds a storage up to."""
     # Asked for at every step: one parameter tells.
     first = next(model.parameters(), None)
-    return _CUDA_GRANULE if first is not None and first.is_cuda else _CPU_GRANULE
+    return CUDA_GRANULE if first is not None and first.is_cuda else _CPU_GRANULE
 
 
 def storage_keys(tree: Any) -> set[int]:
