@@ -1,8 +1,9 @@
 """Workspaces: bytes that a kernel takes and gives back inside one operation, which no tensor shows.
 
 As torch's allocator on processors was seen to lend them, operation by operation (torch 2.13 with oneDNN): a convolution
-copies its input and output into blocks of 16 channels, a reduction in half precision goes through a copy in fp32, a
-product in half precision packs an operand, and the backward pass of flash attention has buffers of the queries' size.
+copies its input and output into blocks of 16 channels, or unfolds its input where torch's own kernel runs; a reduction
+in half precision goes through a copy in fp32, a product in half precision packs an operand, and the backward pass of
+flash attention has buffers of the queries' size.
 On CUDA cuDNN's and cuBLAS's workspaces play that part; these have not been measured.
 """
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["workspace_bytes"]
 
 _CHANNELS = 16  # of a block
+_VOLUME = 3  # dimensions
 _COLOURS = 3  # of an image, which a convolution reads as it is
 _PADDED = 17 / 16  # rows of matrices that a recurrent layer copies are a little longer than they need be
 _HALF = {torch.float16, torch.bfloat16}
@@ -35,11 +37,18 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
         return 0
     half = tensors[0].dtype in _HALF
     if name in {"convolution", "_convolution"}:
+        columns = _columns_bytes(tensors[0], tensors[1], results[0], arguments[3:9])
+        if columns is not None:
+            return columns
         return (
             2 * results[0].bytes if arguments[6] else _convolution_bytes(tensors[0], tensors[1], results[0], half=half)
         )
     if name == "convolution_backward":
-        return _convolution_backward_bytes(*tensors[:3], wanted=bool(arguments[10][0]), half=half)
+        columns = _columns_bytes(tensors[1], tensors[2], tensors[0], arguments[4:10])
+        if columns is not None:
+            return columns
+        unfolded = _unfolded_bytes(*tensors[:3], padding=arguments[5])
+        return unfolded or _convolution_backward_bytes(*tensors[:3], wanted=bool(arguments[10][0]), half=half)
     if name.startswith("mkldnn_rnn_layer"):
         return _recurrent_bytes(*tensors[:3], backward=name.endswith("backward"), half=half)
     if name == "native_batch_norm_backward":
@@ -52,6 +61,46 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
         queries = tensors[1]
         return (2 if queries.dtype in _HALF else 1) * queries.bytes + torch.get_num_threads() * _THREAD_BYTES
     return 0
+
+
+def _columns_bytes(
+    source: "TensorShape", weight: "TensorShape", result: "TensorShape", settings: Sequence[Any]
+) -> int | None:
+    """Return the columns into which torch's own convolution unfolds its input; None where oneDNN's runs.
+
+    The own one runs for single samples that are small, and in double precision. `settings` are stride, padding,
+    dilation, transposed, output padding and groups.
+    """
+    stride, padding, _, transposed, *_ = settings
+    operands = (torch.empty(1, dtype=each.dtype).expand(each.shape) for each in (source, weight))
+    backend = torch._C._select_conv_backend(*operands, None, *settings, [result.shape[1]]).name  # type: ignore[attr-defined]  # noqa: SLF001  torch's own choice
+    if not backend.startswith("Slow"):
+        return None
+    rows = weight.shape[1] * math.prod(weight.shape[2:])
+    if transposed:
+        # Unfolded is the gradient of the input, sample by sample; the input is copied.
+        return (rows * math.prod(source.shape[2:]) + source.elements // source.shape[0]) * source.dtype.itemsize
+    if set(weight.shape[2:]) == set(stride) == {1} and not any(padding):
+        # The input is its own matrix; its gradient is made beside it.
+        return source.bytes
+    samples = 1 if "Dilated" in backend else source.shape[0]
+    return samples * rows * math.prod(result.shape[2:]) * source.dtype.itemsize
+
+
+def _unfolded_bytes(
+    gradient: "TensorShape", source: "TensorShape", weight: "TensorShape", *, padding: Sequence[int]
+) -> int:
+    """Return what oneDNN takes where kernels reach from padding to padding of a volume, 0 for others.
+
+    It unfolds the input, layer by layer of the volume, and has the weights and their gradient in two orders each.
+    """
+    reach = any(
+        size + pad <= kernel for size, pad, kernel in zip(source.shape[2:], padding, weight.shape[2:], strict=True)
+    )
+    if len(padding) < _VOLUME or not reach:
+        return 0
+    rows = weight.shape[1] * math.prod(weight.shape[2:])
+    return 4 * weight.bytes + rows * math.prod(gradient.shape[3:]) * source.dtype.itemsize
 
 
 def _convolution_bytes(source: "TensorShape", weight: "TensorShape", result: "TensorShape", *, half: bool) -> int:

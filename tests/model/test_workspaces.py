@@ -1,0 +1,64 @@
+"""What convolutions borrow while they run is foreseen, whichever kernel does them."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.model.trace.recorder import TensorShape
+from trainwright.model.trace.workspaces import workspace_bytes
+
+GRANULE = 4096
+LAYERS = {
+    "small volume": (nn.Conv3d(8, 8, 3, padding=1), (1, 8, 16, 16, 16)),
+    "small volume, strided": (nn.Conv3d(8, 16, 3, stride=2, padding=1), (1, 8, 16, 16, 16)),
+    "small volume, 1 x 1": (nn.Conv3d(8, 16, 1), (1, 8, 8, 8, 8)),
+    "small image": (nn.Conv2d(8, 8, 3, padding=1), (1, 8, 24, 24)),
+    "small image, dilated": (nn.Conv2d(8, 8, 3, padding=2, dilation=2), (1, 8, 24, 24)),
+    "small series": (nn.Conv1d(8, 32, 5, padding=2), (1, 8, 512)),
+    "double precision": (nn.Conv2d(8, 8, 3, padding=1).double(), (4, 8, 24, 24)),
+    "transposed": (nn.ConvTranspose3d(16, 8, 2, stride=2), (1, 16, 8, 8, 8)),
+    "kernels from padding to padding": (nn.Conv3d(32, 32, 5, padding=2), (2, 32, 3, 3, 3)),
+    "several samples": (nn.Conv3d(16, 16, 3, padding=1), (4, 16, 8, 8, 8)),
+}
+
+
+def borrowed(step):
+    """Return the most bytes that an operation holds, and those of its results."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    activity = torch.profiler.ProfilerActivity.CPU
+    with torch.no_grad(), torch.profiler.profile(activities=[activity], profile_memory=True) as profiler:
+        made = step()
+    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak - sum(each.nbytes for each in made)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_convolutions(name):
+    layer, shape = LAYERS[name]
+    source = torch.randn(shape, dtype=layer.weight.dtype)
+    settings = [
+        list(layer.stride), list(layer.padding), list(layer.dilation), layer.transposed, list(layer.output_padding),
+        layer.groups,
+    ]  # fmt: skip
+    forward = [source, layer.weight.detach(), layer.bias.detach(), *settings]
+    result = torch.ops.aten.convolution(*forward)
+    backward = [
+        torch.randn_like(result), source, layer.weight.detach(), [layer.bias.numel()], *settings, [True] * 3,
+    ]  # fmt: skip
+    for func, arguments in ((torch.ops.aten.convolution, forward), (torch.ops.aten.convolution_backward, backward)):
+        made = tensors_of(func(*arguments))
+        shapes = [TensorShape.of(each) if isinstance(each, torch.Tensor) else each for each in arguments]
+        said = workspace_bytes(func.default, shapes, [TensorShape.of(each) for each in made])
+        lent = borrowed(lambda func=func, arguments=arguments: tensors_of(func(*arguments)))
+        # Never less, and little more: a copy of an operand that only some kernels make.
+        assert lent - GRANULE <= said <= 1.11 * lent + source.nbytes, func
+
+
+def tensors_of(made):
+    return [made] if isinstance(made, torch.Tensor) else made
