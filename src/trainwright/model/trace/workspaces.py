@@ -73,7 +73,7 @@ def _columns_bytes(
     """
     stride, padding, _, transposed, *_ = settings
     operands = (torch.empty(1, dtype=each.dtype).expand(each.shape) for each in (source, weight))
-    backend = torch._C._select_conv_backend(*operands, None, *settings, [result.shape[1]]).name  # type: ignore[attr-defined]  # noqa: SLF001  torch's own choice
+    backend = torch._C._select_conv_backend(*operands, None, *settings, [result.shape[1]]).name  # noqa: SLF001  torch's own choice
     if not backend.startswith("Slow"):
         return None
     rows = weight.shape[1] * math.prod(weight.shape[2:])
