@@ -25,8 +25,8 @@ from trainwright.train.parallel.recompute.measure import measure_chain
 
 __all__ = ["run"]
 
-_SHARES = (1.0, 0.7, 0.5, 0.35, 0.0)
-_CAPS = (16e9, 24e9, 40e9)
+_SHARES = (1.0, 0.6, 0.4, 0.0)
+_CAPS = (16e9, 40e9)
 _WAYS = ("every block", "every second block", "selective", "save_on_cpu")
 _ROOM = 0.04  # of a cap, for the allocator's fragments and the libraries' workspaces
 
@@ -69,7 +69,7 @@ def _budgets(name: str, make: Callable[[], Subject], options: argparse.Namespace
     model, batch = make()
     chain = measure_chain(model, batch)
     full, least = full_bytes(chain), minimal_bytes(chain)
-    repeats = 2 if options.quick else 10
+    repeats = 2 if options.quick else 5
     expected = _gradients(model, batch)
     plain = seconds_of(lambda: _step(model, batch), options.device, repeats)
     link = memory.measure_link(options.device, size=1 << (20 if options.quick else 28))
@@ -112,7 +112,7 @@ def _budgets(name: str, make: Callable[[], Subject], options: argparse.Namespace
 
 def _by_hand(name: str, make: Callable[[], Subject], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train as people write it by hand, and by a plan within the peak that this had; in turns."""
-    repeats = 2 if options.quick else 10
+    repeats = 2 if options.quick else 5
     rows = []
     for way in _WAYS:
         progress(f"recomputing: {name}, by hand: {way}")

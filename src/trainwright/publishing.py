@@ -139,7 +139,8 @@ def write_new(layer: FileLayer, path: Path, pieces: Iterable[memoryview]) -> Non
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, and bring their names to the disk."""
     if not path.is_dir():
-        if path.exists():
+        # Asked in this order: another process may make the folder meanwhile.
+        if path.exists() and not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         make_folder(path.parent)
         path.mkdir(exist_ok=True)

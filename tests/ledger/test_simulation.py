@@ -25,6 +25,24 @@ def test_promises_are_kept(seed):
     assert history.broken == []
 
 
+KEPT = (
+    # A power cut took the names of a study's folders.
+    "222:power@226",
+    # A run that was taken over failed, and its number was given out again.
+    "2187:sync@120,torn@313,torn@319,stop@516,clock@545,space@668,write@724,write@773,write@1042,sync@1471,stop@1482",
+    # Two made one folder at once, and a manager that could not be made was closed.
+    "90:",
+)
+"""Histories that have broken a promise."""
+
+
+@pytest.mark.parametrize("history", KEPT)
+def test_a_kept_history_keeps_its_promises(history):
+    seed, _, faults = history.partition(":")
+    planned = {int(at): fault for fault, _, at in (each.partition("@") for each in faults.split(",") if each)}
+    assert simulate_history(int(seed), planned).broken == []
+
+
 def test_a_seed_is_one_history():
     """The same faults strike, after the same number of operations: in another process, too."""
     code = (

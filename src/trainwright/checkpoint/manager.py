@@ -72,6 +72,8 @@ class Manager:
                 f"Manager: got {', '.join(reserved) or 'no state'}; allowed: items such as model=model, optimizer="
                 f"optimizer, under other names than {', '.join(sorted(RESERVED))}, which a checkpoint brings itself"
             )
+        # Until it is whole: its owner may close it if what follows fails.
+        self._closed = True
         # Refuses now, not at the first save, what cannot be kept.
         captured = capture_state(state)
         self.config = config or CheckpointConfig()
