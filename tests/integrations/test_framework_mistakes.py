@@ -133,12 +133,14 @@ def test_hyperparameter_search_of_a_trainer(tmp_path):
     assert TrialCallback.__name__ not in str(trainer.callback_handler.callback_list)
 
 
-def test_accelerate_without_its_accelerator(tmp_path):
-    pytest.importorskip("accelerate")
-    from trainwright.integrations.accelerate import prepare
+def test_accelerate_without_its_accelerator_or_a_model(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    from trainwright.integrations.accelerate import epochs
 
-    said = outcome(lambda trial: prepare(trial, object(), object()), tmp_path / "study")
-    assert "prepare: got object in place of the accelerator" in said
+    said = outcome(lambda trial: epochs(trial, object()), tmp_path / "study")
+    assert "epochs: got object in place of the accelerator" in said
+    said = outcome(lambda trial: epochs(trial, accelerate.Accelerator(cpu=True)), tmp_path / "other")
+    assert "the accelerator has no model, so nothing could be saved; call accelerator.prepare(" in said
 
 
 def test_two_ways_of_saving_are_refused(tmp_path):

@@ -1,5 +1,6 @@
-"""Hugging Face's accelerate: `prepare` restores a trial by `load_state`, and each report saves by `save_state`."""
+"""Hugging Face's accelerate: `epochs` restores a trial by `load_state`, and each report saves by `save_state`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,27 @@ try:
 except ImportError as error:
     raise MissingExtra.of("trainwright.integrations.accelerate", "accelerate", "accelerate") from error
 
-__all__ = ["prepare"]
+__all__ = ["epochs"]
 
 _LOADERS = "trainwright-loaders.pt"
 
 
-def prepare(trial: Trial, accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
-    """Return what `accelerator.prepare(*objects, **options)` returns, restored from the trial's newest checkpoint.
+def epochs(trial: Trial, accelerator: Accelerator, count: int | None = None) -> Iterator[int]:
+    """Restore the accelerator from the trial's newest checkpoint, and return `trial.epochs(count)`.
 
-    Call it last before `for epoch in trial.epochs(n)`: from here on each `trial.report` saves the accelerator's state,
-    with all that was prepared or registered by `accelerator.register_for_checkpointing`. May end the trial, quietly.
+    From here on each `trial.report` saves the accelerator's state: all that was given to `accelerator.prepare` or
+    `accelerator.register_for_checkpointing` before the loop. May end the trial here, quietly.
     """
     if not isinstance(accelerator, Accelerator):
         raise TrialMisuse(
-            f"prepare: got {type(accelerator).__name__} in place of the accelerator; give prepare(trial, accelerator, "
-            "model, optimizer, loader)"
+            f"epochs: got {type(accelerator).__name__} in place of the accelerator; give epochs(trial, accelerator, 9)"
         )
-    prepared = accelerator.prepare(*objects, **options)
-    loaders = [item for item in (prepared if isinstance(prepared, tuple) else (prepared,)) if _is_loader(item)]
+    models, loaders = accelerator._models, accelerator._dataloaders  # noqa: SLF001 -- it has no other list of them
+    if not models:
+        raise TrialMisuse(
+            "epochs: the accelerator has no model, so nothing could be saved; call accelerator.prepare(model, "
+            "optimizer, loader) before the loop"
+        )
 
     def write(path: Path) -> None:
         accelerator.save_state(str(path))
@@ -43,11 +47,7 @@ def prepare(trial: Trial, accelerator: Accelerator, *objects: Any, **options: An
             _restore_loader(loader, state)
         # Generators are restored in it, last of all.
         accelerator.load_state(str(found))
-    return prepared
-
-
-def _is_loader(item: Any) -> bool:
-    return isinstance(item, torch.utils.data.DataLoader) or hasattr(item, "synchronized_generator")
+    return trial.epochs(count)
 
 
 def _loader_state(loader: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.accelerate import prepare  # tw
+from trainwright.integrations.accelerate import epochs  # tw
 
 
 def train(trial):
@@ -19,8 +19,8 @@ def train(trial):
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=trial.params["lr"], momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.7)
-    model, optimizer, loader, schedule = prepare(trial, accelerator, model, optimizer, loader, schedule)  # tw
-    for _epoch in trial.epochs(4):  # tw
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    for _epoch in epochs(trial, accelerator, 4):  # tw
         for inputs, labels in loader:
             with accelerator.accumulate(model):
                 loss = nn.functional.mse_loss(model(inputs + 0.01 * torch.randn_like(inputs))[:, 0], labels)

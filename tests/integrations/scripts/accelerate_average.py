@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.accelerate import prepare  # tw
+from trainwright.integrations.accelerate import epochs  # tw
 
 
 class Average:
@@ -36,8 +36,8 @@ def train(trial):
     optimizer = torch.optim.Adam(model.parameters(), lr=trial.params["lr"])
     average = Average(model)
     accelerator.register_for_checkpointing(average)
-    model, optimizer, loader, held_out = prepare(trial, accelerator, model, optimizer, loader, held_out)  # tw
-    for _epoch in trial.epochs(4):  # tw
+    model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
+    for _epoch in epochs(trial, accelerator, 4):  # tw
         for inputs, labels in loader:
             optimizer.zero_grad()
             accelerator.backward(nn.functional.mse_loss(model(inputs)[:, 0], labels))

@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.accelerate import prepare  # tw
+from trainwright.integrations.accelerate import epochs  # tw
 
 
 def train(trial):
@@ -14,8 +14,8 @@ def train(trial):
     loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 16, shuffle=True)
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=trial.params["lr"])
-    model, optimizer, loader = prepare(trial, accelerator, model, optimizer, loader)  # tw
-    for _epoch in trial.epochs(4):  # tw
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _epoch in epochs(trial, accelerator, 4):  # tw
         model.train()
         for inputs, labels in loader:
             optimizer.zero_grad()

@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.accelerate import prepare  # tw
+from trainwright.integrations.accelerate import epochs  # tw
 
 
 def train(trial):
@@ -18,8 +18,8 @@ def train(trial):
     head = nn.Linear(4, 1)
     first = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], lr=trial.params["lr"])
     second = torch.optim.SGD(head.parameters(), lr=trial.params["lr"])
-    adapted, head, first, second, loader = prepare(trial, accelerator, adapted, head, first, second, loader)  # tw
-    for _epoch in trial.epochs(4):  # tw
+    adapted, head, first, second, loader = accelerator.prepare(adapted, head, first, second, loader)
+    for _epoch in epochs(trial, accelerator, 4):  # tw
         adapted.train()
         for step, (inputs, labels) in enumerate(loader):
             optimizer = (first, second)[step % 2]
