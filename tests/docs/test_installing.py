@@ -1,9 +1,12 @@
 """The commands by which a page installs the package work as they stand, with the pip that a new environment has."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
+import tomllib
 
 import pytest
 from blocks import ROOT
@@ -18,6 +21,10 @@ BLOCKS = [
     for block in blocks
     if "pip install" in block
 ]
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+PYTHONS = [name for name in ("python3.11", "python3.12", "python3.13", "python3.14") if shutil.which(name)]
+CONSTRAINED = ["install", "--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt"]
 
 GIT_LIST = ["/usr/bin/env", "git", "ls-files", "-z"]
 BASH = ["/usr/bin/env", "bash", "-euo", "pipefail", "-c"]
@@ -58,3 +65,49 @@ def test_installs_in_an_empty_environment(block, tmp_path):
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def run_clean(*command, cwd):
+    """Run a command outside of the checkout's environment and return what it printed."""
+    clean = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Build the wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run_clean(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_wheel_installs_with_each_extra(extra, wheel, tmp_path):
+    """Alone in an empty environment: nothing is missing or contradicts, and `doctor` finds the extra whole."""
+    run_clean(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv/bin/python")
+    run_clean(*pip, *CONSTRAINED, f"{wheel}[{extra}]", cwd=tmp_path)
+    run_clean(*pip, "check", cwd=tmp_path)
+    told = run_clean(tmp_path / "venv/bin/trainwright", "doctor", "--json", cwd=tmp_path)
+    findings = json.loads(told.splitlines()[-1])["findings"]
+    states = {one["name"]: one["state"] for one in findings if one["area"] == "extras"}
+    absent = [name for name, state in states.items() if state != "fine"]
+    assert extra not in absent
+    assert extra != "all" or absent == ["demo"]
+    shutil.rmtree(tmp_path / "venv")  # up to 2 GB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_wheel_runs_a_study_on_each_python(python, wheel, tmp_path):
+    """On every interpreter that is found: the core alone runs the first example of the documentation."""
+    run_clean(python, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    run_clean(tmp_path / "venv/bin/python", "-m", "pip", *CONSTRAINED, wheel, cwd=tmp_path)
+    [script, *_] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/index.md").read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "first.py").write_text(script)
+    assert "loss" in run_clean(tmp_path / "venv/bin/python", "first.py", cwd=tmp_path)

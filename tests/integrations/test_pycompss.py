@@ -148,7 +148,7 @@ def test_without_it_a_sentence(monkeypatch):
 def test_the_example_runs_as_tasks(monkeypatch, tmp_path):
     """The grid of independent tasks of the examples, two of each choice, as tasks of the stand-in."""
     install(monkeypatch, deferred=True)
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples/launchers")
     example = importlib.import_module("grid_compss")
     space = tw.Space(
         optimizer=tw.Choice("SGD", "Adam"), epochs=tw.Choice(1, 3, ordered=True), batch_size=tw.Choice(256)

@@ -385,7 +385,7 @@ def test_under_srun(begun, slurm):
 @pytest.mark.skipif(find_spec("ray") is None, reason="no Ray: pip install ray, or `make test-all`")
 def test_as_ray_tasks(tmp_path):
     """The example; one of its tasks is killed in the middle of a trial, and started again by Ray."""
-    for name in ("workers.py", "workers_ray.py"):
+    for name in ("workers.py", "launchers/workers_ray.py"):
         shutil.copy(EXAMPLES / name, tmp_path)
     directory = tmp_path / "runs/ray"
     environment = {**os.environ, "PYTHONPATH": str(MEMBER.parents[2] / "src")}

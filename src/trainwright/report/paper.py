@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from html import unescape
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,12 @@ def _draw(canvas: Any, figure: Figure, colours: Mapping[str, str]) -> None:
     top = plots["y"]
     for shape in figure.layout.get("shapes", ()):
         _draw_shape(top, shape, colours)
-    for note in figure.layout.get("annotations", ()):
-        _draw_note(top, note)
+    notes = [(note, _draw_note(top, note)) for note in figure.layout.get("annotations", ())]
     handles, labels = top.get_legend_handles_labels()
     if labels:
         columns = 2 if max(map(len, labels)) < 24 else 1
         canvas.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    _tilt_overlapping(canvas, [text for note, text in notes if "<b>" in note["text"]])
 
 
 def _draw_scatter(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
@@ -148,10 +149,19 @@ def _draw_shape(plot: Any, shape: Json, colours: Mapping[str, str]) -> None:
     plot.plot(*ends, style, color=colours[line["color"]], linewidth=width, transform=transform, zorder=1)
 
 
-def _draw_note(plot: Any, note: Json) -> None:
+def _tilt_overlapping(canvas: Any, heads: list[Any]) -> None:
+    """Tilt the heads of axes, such as those of parallel coordinates, if two of them overlap at this width."""
+    canvas.draw_without_rendering()
+    boxes = [head.get_window_extent() for head in heads]
+    if any(left.x1 > right.x0 for left, right in pairwise(boxes)):
+        for head in heads:
+            head.set(rotation=25, ha="left", rotation_mode="anchor")
+
+
+def _draw_note(plot: Any, note: Json) -> Any:
     bold = "<b>" in note["text"]
     left = note.get("xanchor") == "left"
-    plot.annotate(
+    return plot.annotate(
         _plain(note["text"]),
         (note["x"], note["y"]),
         xytext=(2, 0) if left else (0, 2),

@@ -22,7 +22,7 @@ def importance_figure(importance: Importance, metric: str, objective: int = 0) -
     first = ", then ".join(f"{name} ({share:.0%})" for name, share in list(zip(names, shares, strict=True))[:2])
     others = len(importance.names) - len(importance.known)
     cut = f" The {_MOST} greatest of {len(importance.known)} are drawn." if len(importance.known) > _MOST else ""
-    rest = f" Of {count(others, 'other parameter')} it is not known whether they matter." if others else ""
+    rest = f" It is not known whether {count(others, 'other parameter')} had an effect." if others else ""
     return Figure(
         name=f"importance-{objective}",
         title=f"What moves {escape(metric, 40)}{_when(importance)}",
