@@ -1,6 +1,6 @@
 """A grid of 27 independent tasks (3 optimizers, 3 numbers of epochs, 3 batch sizes): on PyCOMPSs if installed.
 
-`python examples/launchers/grid_compss.py`, or, where COMPSs is installed, `runcompss examples/launchers/grid_compss.py`.
+`python examples/launchers/grid_compss.py`, or with COMPSs `runcompss examples/launchers/grid_compss.py`.
 """
 
 from importlib.util import find_spec
