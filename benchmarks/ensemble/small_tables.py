@@ -99,7 +99,7 @@ def _compare(data: Table, title: str, seed: int, arguments: argparse.Namespace) 
     return {**ours, "autogluon": None if peer is None else peer["log_loss"], "autogluon_details": peer}
 
 
-def _run_ours(data: Table, seed: int, budget: float, row_seconds: float) -> dict[str, Any]:
+def _run_ours(data: Table, seed: int, budget: float, row_seconds: float = math.inf) -> dict[str, Any]:
     """Search until the processor time is used up, then choose; also what costs `row_seconds` a row at most."""
     from networks_and_trees import SPACE, build
 
