@@ -14,7 +14,6 @@ from trainwright.errors import InputError, closest
 
 __all__ = [
     "Validator",
-    "anything",
     "check",
     "each",
     "flag",
@@ -128,11 +127,6 @@ def optional(validator: Validator, *, words: str = "None") -> Validator:
         f"{validator.allowed}, or {words}",
         validator.choices,
     )
-
-
-def anything() -> Validator:
-    """Return the validator of every value, for a field that carries only words of help."""
-    return Validator(lambda _value: True, "anything")
 
 
 def _is_number(value: Any, kind: type) -> bool:

@@ -59,7 +59,7 @@ def verify(
         print(f"{'BAD ' if one.damages else 'good'}  {one.path}: {size(one.bytes)} in {count(one.files, 'file')}")
         for damage in one.damages:
             print(f"      {damage}")
-    return Result(found.to_json(), status=0 if found.good else 1)
+    return Result({**asdict(found), "good": found.good}, status=0 if found.good else 1)
 
 
 def diff(

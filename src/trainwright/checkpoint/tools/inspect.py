@@ -1,7 +1,7 @@
 """Shows what a checkpoint holds, from its manifest or header, and verifies all stored checksums."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ def inspect(path: Path | str) -> Inspection:
 
     Raises `CheckpointNotFoundError`, `CheckpointFormatError` or `CheckpointCorruptError` where there is none.
     """
+    import torch
+
     with open_source(path) as opened:
         manifest, stored = opened.manifest, opened.stored
         shards = {} if manifest is None else {record.name: len(record.shards) for record in manifest.tensors}
@@ -66,7 +68,7 @@ def inspect(path: Path | str) -> Inspection:
                 name=name,
                 dtype=info.dtype,
                 shape=info.shape,
-                bytes=_tensor_bytes(info.dtype, info.shape),
+                bytes=prod(info.shape) * int(getattr(torch, info.dtype).itemsize),
                 shards=shards.get(info.tied or name, 1),
                 tied=info.tied,
             )
@@ -93,12 +95,6 @@ def inspect(path: Path | str) -> Inspection:
         )
 
 
-def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    import torch
-
-    return prod(shape) * int(getattr(torch, dtype).itemsize)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
     """One checkpoint: how much was read, and what is wrong: each damage names file, chunk and tensors."""
@@ -121,10 +117,6 @@ class Verification:
     def good(self) -> bool:
         """Whether none is damaged."""
         return not any(one.damages for one in self.checkpoints)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {**asdict(self), "good": self.good}
 
 
 def verify(path: Path | str) -> Verification:
