@@ -46,6 +46,10 @@ def test_states_are_tensors_and_plain_values():
             assert all(isinstance(key, str) for key in value)
             for item in value.values():
                 check(item)
+        elif isinstance(value, list):
+            # One state for each CUDA device.
+            for item in value:
+                check(item)
         else:
             assert json.loads(json.dumps(value)) == value
 
