@@ -14,18 +14,7 @@ from trainwright.plan.memory.planning import plan_chain
 from trainwright.plan.memory.tradeoff_curve import TradeOffCurve, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
 
-__all__ = [
-    "Chain",
-    "Link",
-    "Plan",
-    "Stage",
-    "apply",
-    "curve",
-    "fit",
-    "measure_link",
-    "pipeline",
-    "plan",
-]
+__all__ = ["Chain", "Link", "Plan", "Stage", "apply", "curve", "fit", "measure_link", "pipeline", "plan"]
 
 
 def plan(

@@ -5,11 +5,12 @@ import re
 
 from trainwright.errors import BudgetError
 
-__all__ = ["distinct_sizes", "format_bytes", "read_budget", "read_size", "size"]
+__all__ = ["distinct_sizes", "format_bytes", "read_budget", "read_size", "reserved_bytes", "size"]
 
 _UNITS = {"": 1, "B": 1, **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)},
           **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}}  # fmt: skip
 _ALLOWED = "a size such as '8 GiB' or '500 MB', a whole number of bytes > 0, or a fraction in (0, 1]"
+_SMALL, _SEGMENT = 2 * 2**20, 20 * 2**20
 _BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
 
 
@@ -75,3 +76,9 @@ def distinct_sizes(more: float, less: float) -> tuple[str, str]:
     while (found := (size(more, digits), size(less, digits)))[0] == found[1] and digits < 15:
         digits += 1
     return found
+
+
+def reserved_bytes(allocated: int) -> int:
+    """Return what an allocator of 2 MiB or 20 MiB segments holds for so many bytes."""
+    segment = _SMALL if allocated < _SEGMENT else _SEGMENT
+    return -(-allocated // segment) * segment

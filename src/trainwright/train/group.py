@@ -46,13 +46,8 @@ def join(assignment: "Assignment", channel: "Channel", *, gpu: bool) -> "Channel
     rank, world, timeout = assignment.rank, assignment.world_size, timedelta(seconds=WAIT_SECONDS)
     try:
         store, _, _ = next(rendezvous(f"tcp://{assignment.address}", rank, world, timeout=timeout))
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if gpu and _own_gpus(store, rank, world) else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world,
-            timeout=timeout,
-        )
+        backend = "cpu:gloo,cuda:nccl" if gpu and _own_gpus(store, rank, world) else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     except (RuntimeError, ValueError) as error:  # torch's words for a port in use, no answer, an odd host
         raise GroupFailed(
             f"its {world} processes did not find each other at {assignment.address}: {first_line(error)}"

@@ -32,7 +32,7 @@ def compare_state(
         if isinstance(value, torch.nn.Module):
             found += _compare_module(item, value, tree[item], tensors)
         elif isinstance(value, torch.optim.Optimizer):
-            before = _group_names(tree[item])
+            before = [name for group in tree[item]["param_groups"] for name in group["params"]]
             # Optimizers are compared by the names of their parameters, not by positions.
             names = parameter_names(state)
             after = {name for group in _current_groups(value, names) for name in group}
@@ -119,10 +119,6 @@ def _load_module(module: "torch.nn.Module", value: Mapping[str, Any]) -> None:
         if name in value and getattr(value[name], "shape", None) == getattr(current[key], "shape", None)
     }
     module.load_state_dict(fitting, strict=len(fitting) == len(current))
-
-
-def _group_names(tree: Mapping[str, Any]) -> list[str]:
-    return [name for group in tree["param_groups"] for name in group["params"]]
 
 
 def _current_groups(optimizer: "torch.optim.Optimizer", names: Mapping[int, str]) -> list[list[str]]:

@@ -112,14 +112,13 @@ def _of_python(path: Path, workers: int | None) -> StudyJob:
 def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJob:
     content = read_toml(path, "study file", allowed=_ALLOWED)
     refuse_unknown(content, _TABLES, str(path))
-    for name, table in content.items():
+    parameters = {f"space.{name}": table for name, table in dict(content.get("space", {})).items()}
+    for name, table in (content | parameters).items():
         check(table, A_TABLE, f"{path}, [{name}]")
     study = StudyTable.from_table(content.get("study", {}), f"{path}, [study]")
     stages = make_stages(content)
-    if not content.get("space"):
+    if not parameters:
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
-    for name, table in content["space"].items():
-        check(table, A_TABLE, f"{path}, [space.{name}]")
     # The file's tables are the space's own JSON form, so both refuse the same mistakes in the same words.
     space = tw.Space.from_json(
         {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.task import Parametric, Task
@@ -15,15 +15,12 @@ from trainwright.validators import Validator, flag, integer, number, optional
 __all__ = ["GoodputScaling", "Scaling", "Simulated", "SimulationLimits"]
 
 
-def _is_speedup_curve(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        number(above=0).accepts(factor) and number(above=0).accepts(speedup) for factor, speedup in value.items()
-    )
-
-
 _FUNCTION = Validator(callable, "a function")
 _NOT_NEGATIVE = number(minimum=0)
-_CURVE = Validator(_is_speedup_curve, "factors and speed-ups > 0, such as {1: 1.0, 2: 1.8, 4: 3.1}")
+_CURVE = Validator(
+    lambda value: isinstance(value, Mapping) and all(map(number(above=0).accepts, (*value, *value.values()))),
+    "factors and speed-ups > 0, such as {1: 1.0, 2: 1.8, 4: 3.1}",
+)
 _TIME = optional(number(above=0), words="None for no limit")
 
 

@@ -77,12 +77,13 @@ def protect(
     checked = {}
     for name, (rows, optimism) in outside.items():
         behind = rows - outside[least][0]
+        # A metric of all rows has one value for a fold, so its folds are what varies.
+        varied = len(behind) if metric.per_row else folds
         checked[name] = ProcedureEstimate(
             loss=scorer.loss(every[name]),
             optimism=optimism,
             behind=float(behind.mean()),
-            # A metric of all rows has one value for a fold, so its folds are what varies.
-            standard_error=_standard_error(behind, len(behind) if metric.per_row else folds),
+            standard_error=float(behind.std(ddof=1) / math.sqrt(varied)) if len(behind) > 1 else 0.0,
         )
     # The one-standard-error rule (Breiman et al., 1984).
     chosen = next(name for name, one in checked.items() if one.behind <= one.standard_error)
@@ -94,10 +95,6 @@ def protect(
         f"({content.standard_error:.2g})"
     )
     return Protection(checked=checked, chosen=chosen, reason=reason, picks=every[chosen], warnings=warnings)
-
-
-def _standard_error(values: Array, count: int) -> float:
-    return float(values.std(ddof=1) / math.sqrt(count)) if len(values) > 1 else 0.0
 
 
 def cross_validated(

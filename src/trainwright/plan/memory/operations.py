@@ -3,6 +3,7 @@
 Beside them the link to the host, which says how long values take that leave and come back.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -62,6 +63,7 @@ class Value(StrEnum):
 
 
 _MOVES = frozenset({OperationKind.DELETE, OperationKind.OFFLOAD, OperationKind.PREFETCH})
+_WRITTEN = re.compile(rf"({'|'.join(OperationKind)}) ([{''.join(Value)}]?)([0-9]+)(?:/([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +85,17 @@ class Operation:
 
 def parse_operation(written: str) -> Operation:
     """Return the operation that a string such as "Fall 3/1" or "Del a2" means."""
-    try:
-        name, _, rest = written.strip().partition(" ")
+    parts = _WRITTEN.fullmatch(written.strip())
+    if parts is not None:
+        name, value, stage, option = parts.groups()
         kind = OperationKind(name)
-        if kind in _MOVES:
-            return Operation(kind, _read_number(rest[1:]), Value(rest[:1]))
-        stage, slash, option = rest.partition("/")
-        if slash and kind is not OperationKind.FORWARD_ALL:
-            raise ValueError(written)
-        return Operation(kind, _read_number(stage), option=_read_number(option) if slash else 0)
-    except ValueError:
-        raise ChainError(
-            f"operation: got {written!r}; allowed: one of {', '.join(OperationKind)} and a stage, such as 'Fall 3', "
-            "'Fall 3/1' or 'Del a2'"
-        ) from None
-
-
-def _read_number(digits: str) -> int:
-    if not digits.isdecimal():
-        raise ValueError(digits)
-    return int(digits)
+        # Only a move names a value, and only a forward with gradients an option.
+        if (kind in _MOVES) == bool(value) and (kind is OperationKind.FORWARD_ALL or option is None):
+            return Operation(kind, int(stage), Value(value) if value else None, int(option or 0))
+    raise ChainError(
+        f"operation: got {written!r}; allowed: one of {', '.join(OperationKind)} and a stage, such as 'Fall 3', "
+        "'Fall 3/1' or 'Del a2'"
+    )
 
 
 FORWARD_ALL, FORWARD_KEEP, FORWARD_DROP, BACKWARD, DELETE, OFFLOAD, PREFETCH = range(7)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from trainwright.plan.byte_sizes import reserved_bytes
 from trainwright.plan.fit.prediction_interval import SLOW_HOST_SECONDS, SLOW_INPUT_SECONDS, interval_of
 from trainwright.plan.forecast import Breakdown, Collective, Forecast
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.bottlenecks import BottleneckCase, bottlenecks_of
 from trainwright.plan.parallel.candidates import family_name
-from trainwright.plan.parallel.footprint import reserved_bytes
 from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.precision import conversion
 from trainwright.plan.parallel.pricing import Pricer, Prices

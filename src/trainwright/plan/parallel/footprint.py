@@ -11,10 +11,9 @@ from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.strategies.pipeline import PipelineStages, in_flight
 
-__all__ = ["MemoryFootprint", "footprint", "reserved_bytes"]
+__all__ = ["MemoryFootprint", "footprint"]
 
 _IN_TURN = 8.0  # most bytes an element of temporaries that an optimizer makes of one parameter: two numbers in fp32
-_SMALL, _SEGMENT = 2 * 2**20, 20 * 2**20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -146,9 +145,3 @@ def _timeline(arrays: ModelArrays, costs: BlockCosts, place: Ints, saved: Floats
             gradient_bytes = after[:, block] - (run - 1) * gradients[:, block]
             found = np.maximum(found, standing + gradient_bytes)
     return found
-
-
-def reserved_bytes(allocated: int) -> int:
-    """Return what an allocator of 2 MiB or 20 MiB segments holds for so many bytes."""
-    segment = _SMALL if allocated < _SEGMENT else _SEGMENT
-    return -(-allocated // segment) * segment

@@ -21,6 +21,7 @@ __all__ = ["parallel_coordinates", "parameter_axis"]
 
 _MOST_LINES, _MOST_AXES, _MOST_TICKS = 250, 12, 8
 _INACTIVE = -0.13
+_AXIS_LINE: Json = {"type": "line", "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1.5}}
 _GROUPS = (  # from the worst to the best, so that the best lie on top
     ("the rest", 1.0, "--ramp-1", 0.35, 1.0),
     ("best half", 0.5, "--ramp-2", 0.6, 1.0),
@@ -66,7 +67,7 @@ def parallel_coordinates(overview: Overview, space: Space) -> Figure | None:
         layout=layout(
             xaxis=axis(range=[-0.3, len(axes) - 0.7], visible=False, fixedrange=True),
             yaxis=axis(range=[_INACTIVE - 0.1, 1.1], visible=False, fixedrange=True),
-            shapes=[_draw_axis(x) for x in range(len(axes))],
+            shapes=[{**_AXIS_LINE, "x0": x, "x1": x} for x in range(len(axes))],
             annotations=[label for x, item in enumerate(axes) for label in _label_axis(x, item)],
             margin={"l": 16, "r": 16},
         ),
@@ -136,10 +137,6 @@ def _draw_lines(
         who = np.repeat([numbers[at] for at in chosen.tolist()], len(axes) + 1).tolist()
         traces.append({**line, "customdata": who})
     return traces
-
-
-def _draw_axis(x: int) -> Json:
-    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1.5}}
 
 
 def _label_axis(x: int, item: _Axis) -> list[Json]:

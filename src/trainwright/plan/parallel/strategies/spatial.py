@@ -49,11 +49,19 @@ class SpatialStrategy(ParallelStrategy):
 
     def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return, of a layer with spatial sizes, the largest part."""
-        return _largest_part(arrays, mesh)
+        degrees, of_row = np.unique(mesh.axis("spatial"), return_inverse=True)
+        share = np.ones((len(degrees), len(arrays.layers)))
+        for number, degree in enumerate(degrees):
+            parts = grid(arrays, int(degree)) or ()
+            for place, layer in enumerate(arrays.layers):
+                if _splits(layer):
+                    divided = zip(_sizes(layer), parts, strict=False)
+                    share[number, place] = math.prod(-(-size // part) / size for size, part in divided)
+        return share[of_row]
 
     def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide what is kept, but no weights."""
-        return undivided(arrays, mesh), _largest_part(arrays, mesh)
+        return undivided(arrays, mesh), self.compute(arrays, mesh)
 
     def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return the halo of each layer in both directions and phases, and the gather where spatial sizes end."""
@@ -141,15 +149,3 @@ def _sizes(layer: Layer) -> tuple[int, ...]:
 
 def _spatial(arrays: ModelArrays) -> list[Layer]:
     return [layer for layer in arrays.layers if _splits(layer)]
-
-
-def _largest_part(arrays: ModelArrays, mesh: Mesh) -> Floats:
-    degrees, of_row = np.unique(mesh.axis("spatial"), return_inverse=True)
-    share = np.ones((len(degrees), len(arrays.layers)))
-    for number, degree in enumerate(degrees):
-        parts = grid(arrays, int(degree)) or ()
-        for place, layer in enumerate(arrays.layers):
-            if _splits(layer):
-                pairs = zip(_sizes(layer), parts, strict=False)
-                share[number, place] = math.prod(-(-size // part) / size for size, part in pairs)
-    return share[of_row]
