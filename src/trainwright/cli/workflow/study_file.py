@@ -17,7 +17,7 @@ from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml
 from trainwright.plugins import make
 from trainwright.settings import Settings, refuse_unknown
-from trainwright.validators import Validator, check, each, instance_of, optional, text
+from trainwright.validators import check, each, instance_of, optional, text
 
 __all__ = ["STAGES", "read_job"]
 
@@ -32,11 +32,8 @@ STAGES: Mapping[str, type[WorkflowStage]] = {
 
 _TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "simulate", "job", *STAGES)
 _ALLOWED = "a study file (.toml), or a Python file (.py) with `study` and `train`"
+_TEXTS = instance_of(str, list, words="a text, or a list of texts")
 _BUDGET = ("trials", "wall_seconds", "device_seconds", "deadline")
-
-
-def _texts(example: str) -> Validator:
-    return instance_of(str, list, words=f"{example}, or a list of such texts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +41,8 @@ class StudyTable(Settings, error=StudyError, label=""):
     """The table [study] of a study file; the budget is checked where it is used."""
 
     train: Annotated[str, text("'module:function'"), "'module:function' that trains a trial"]
-    objectives: Annotated[str | list[str], _texts("'min val_loss'"), "such as 'min val_loss'"]
-    constraints: Annotated[str | list[str], _texts("'peak_bytes <= 8e9'"), "such as 'peak_bytes <= 8e9'"] = field(
-        default_factory=list
-    )
+    objectives: Annotated[str | list[str], _TEXTS, "such as 'min val_loss'"]
+    constraints: Annotated[str | list[str], _TEXTS, "such as 'peak_bytes <= 8e9'"] = field(default_factory=list)
     directory: Annotated[str | None, optional(text("a path, such as 'runs/digits'")), "where to keep the study"] = None
     ledger: Annotated[str | None, optional(text("redis://HOST:PORT/0?study=NAME")), "where its records are"] = None
     seed: int = 0

@@ -36,9 +36,9 @@ class SpatialStrategy(ParallelStrategy):
 
     def _fits(self, arrays: ModelArrays, degree: int) -> bool:
         parts = grid(arrays, degree)
-        if parts is None:
-            return not _spatial(arrays)
         for layer in _spatial(arrays):
+            if parts is None:
+                return False
             if any(part > size for part, size in zip(parts, _sizes(layer), strict=False)):
                 return False
             for dimension, part in enumerate(parts):
@@ -99,10 +99,9 @@ def grid(arrays: ModelArrays, degree: int) -> tuple[int, ...] | None:
 
     Height alone, as long as every layer has the rows.
     """
-    layers = _spatial(arrays)
-    if not layers:
+    sizes = [(*_sizes(layer), 1)[:2] for layer in _spatial(arrays)]
+    if not sizes:
         return None
-    sizes = [(*_sizes(layer), 1)[:2] for layer in layers]
     # Height is divided first; width only where no layer has rows enough.
     rows, columns = (min(item) for item in zip(*sizes, strict=True))
     down = max((part for part in range(1, min(rows, degree) + 1) if degree % part == 0), default=1)
