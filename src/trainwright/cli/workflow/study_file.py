@@ -32,7 +32,8 @@ STAGES: Mapping[str, type[WorkflowStage]] = {
 
 _TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "simulate", "job", *STAGES)
 _ALLOWED = "a study file (.toml), or a Python file (.py) with `study` and `train`"
-_TEXTS = instance_of(str, list, words="a text, or a list of texts")
+_OBJECTIVES = instance_of(str, list, words="'min val_loss', or a list of such texts")
+_CONSTRAINTS = instance_of(str, list, words="'peak_bytes <= 8e9', or a list of such texts")
 _BUDGET = ("trials", "wall_seconds", "device_seconds", "deadline")
 
 
@@ -41,8 +42,8 @@ class StudyTable(Settings, error=StudyError, label=""):
     """The table [study] of a study file; the budget is checked where it is used."""
 
     train: Annotated[str, text("'module:function'"), "'module:function' that trains a trial"]
-    objectives: Annotated[str | list[str], _TEXTS, "such as 'min val_loss'"]
-    constraints: Annotated[str | list[str], _TEXTS, "such as 'peak_bytes <= 8e9'"] = field(default_factory=list)
+    objectives: Annotated[str | list[str], _OBJECTIVES, "such as 'min val_loss'"]
+    constraints: Annotated[str | list[str], _CONSTRAINTS, "such as 'peak_bytes <= 8e9'"] = field(default_factory=list)
     directory: Annotated[str | None, optional(text("a path, such as 'runs/digits'")), "where to keep the study"] = None
     ledger: Annotated[str | None, optional(text("redis://HOST:PORT/0?study=NAME")), "where its records are"] = None
     seed: int = 0
