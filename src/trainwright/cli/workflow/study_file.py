@@ -30,7 +30,8 @@ STAGES: Mapping[str, type[WorkflowStage]] = {
 }
 """By name of the table that asks for it, in the order in which they run; the search needs no table."""
 
-_TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "simulate", "job", *STAGES)
+_PLUGINS = ("searcher", "rule", "policy", "engine")
+_TABLES = ("study", "space", *_PLUGINS, "simulate", "job", *STAGES)
 _ALLOWED = "a study file (.toml), or a Python file (.py) with `study` and `train`"
 _OBJECTIVES = instance_of(str, list, words="'min val_loss', or a list of such texts")
 _CONSTRAINTS = instance_of(str, list, words="'peak_bytes <= 8e9', or a list of such texts")
@@ -112,7 +113,6 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     for name, table in (content | parameters).items():
         check(table, A_TABLE, f"{path}, [{name}]")
     study = StudyTable.from_table(content.get("study", {}), f"{path}, [study]")
-    stages = make_stages(content)
     if not parameters:
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
     # The file's tables are the space's own JSON form, so both refuse the same mistakes in the same words.
@@ -125,8 +125,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     if workers is not None:
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else study.directory
-    kinds = ("searcher", "rule", "policy", "engine")
-    result = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
+    result = {kind: make(kind, content[kind]) for kind in _PLUGINS if kind in content}
     # A rule or a policy alone is a scheduler too.
     scheduler = {kind: result[kind] for kind in ("rule", "policy") if kind in result}
     return StudyJob(
@@ -146,6 +145,6 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
         engine=result.get("engine"),
         directory=None if where is None else Path(where),
         space=space,
-        stages=stages,
+        stages=make_stages(content),
         tables=content,
     )
