@@ -160,7 +160,8 @@ def _mean_regrets(problem: Bounded, played: Sequence[Sequence[Array]]) -> list[l
 def _hypervolumes(problem: Bounded, played: Sequence[Sequence[Array]]) -> list[list[float]]:
     reference = np.array(problem.reference)
     volumes = [[hypervolume(o[(o <= problem.bounds).all(axis=1)], reference) for o in searches] for searches in played]
-    most = max(map(max, volumes))
+    # Where no search has found a legal point, none is behind.
+    most = max(map(max, volumes)) or 1.0
     return [[volume / most for volume in searches] for searches in volumes]
 
 

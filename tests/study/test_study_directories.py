@@ -66,7 +66,7 @@ def test_no_permission(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    with pytest.raises(StudyError, match=rf"cannot write {tmp_path / 'study' / 'ledger'}.*: permission denied"):
+    with pytest.raises(StudyError, match=rf"cannot write {tmp_path / 'study'}.*: permission denied"):
         make(tmp_path / "study")
 
 
