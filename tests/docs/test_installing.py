@@ -23,7 +23,12 @@ BLOCKS = [
 ]
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-PYTHONS = [name for name in ("python3.11", "python3.12", "python3.13", "python3.14") if shutil.which(name)]
+# A name may be found that starts nothing, as a version manager leaves it for those that are not chosen.
+PYTHONS = [
+    name
+    for name in ("python3.11", "python3.12", "python3.13", "python3.14")
+    if shutil.which(name) and not subprocess.run([name, "--version"], capture_output=True, check=False).returncode
+]
 CONSTRAINED = ["install", "--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt"]
 
 GIT_LIST = ["/usr/bin/env", "git", "ls-files", "-z"]
