@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 import trainwright as tw
-from trainwright.cli.export import figure
+from trainwright.cli.figure import figure
 from trainwright.errors import InputError
 
 pytest.importorskip("matplotlib")

@@ -154,7 +154,7 @@ def test_two_ways_of_saving_are_refused(tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "marker", "gone"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
     """The one before it counts; without any whole one the trial would begin again."""
-    from trainwright.train.trial_checkpoints import newest_checkpoint
+    from trainwright.train.framework_checkpoints import newest_checkpoint
 
     def train(trial):
         trial.checkpoint_with(lambda path: path.write_text("state" * 100))

@@ -11,7 +11,7 @@ from torch import nn
 import trainwright as tw
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.schedule.allocator.estimates import adascale_gain
-from trainwright.train import gradient_noise
+from trainwright.train import goodput_batch
 from trainwright.train.assignment import Assignment
 
 SIZE, SAMPLES, BATCH = 20, 256, 8
@@ -22,7 +22,7 @@ EPOCHS, OVERHEAD = 5, 0.003
 def clock(monkeypatch):
     """Every step takes three milliseconds, whatever else the machine does."""
     ticks = itertools.count()
-    monkeypatch.setattr(gradient_noise, "time", SimpleNamespace(perf_counter=lambda: OVERHEAD * next(ticks)))
+    monkeypatch.setattr(goodput_batch, "time", SimpleNamespace(perf_counter=lambda: OVERHEAD * next(ticks)))
 
 
 class Line:

@@ -1,21 +1,19 @@
-"""`trainwright status DIR`: the progress of a study; `ui DIR`: studies as they run, in a browser."""
+"""`trainwright status DIR`: the progress of a study."""
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Annotated, Any
 
 from trainwright.cli.batch_job import queue_states
-from trainwright.cli.command import Argument, Option, Result, TokenFile
+from trainwright.cli.command import Argument, Option, Result
 from trainwright.errors import InputError
 from trainwright.ledger.writers import state_counts
 from trainwright.report.formatting import count
 from trainwright.report.overview import Overview
 from trainwright.study import Study
-from trainwright.ui.serving import serve_page
 from trainwright.ui.study_details import trial_page
 
-__all__ = ["status", "ui"]
+__all__ = ["status"]
 
 _WHY = {
     "running": "",
@@ -127,22 +125,3 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
             print(f"  {name} = {value}")
         for part in best.get("lineage", [])[:-1]:
             print(f"  epochs {part['first']} to {part['last']} in trial {part['trial']}")
-
-
-def ui(
-    where: Annotated[str, Argument(help="A study's directory, a folder of studies, or a study's URL.")],
-    *,
-    host: Annotated[str, Option(help="The address to listen on; any but loopback needs a token.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="The port; 0 takes any that is free.")] = 8765,
-    name: Annotated[list[str] | None, Option(help="A further host name that a browser may use.")] = None,
-    token_file: TokenFile = None,
-) -> None:
-    """Show studies in a browser as they run, read-only, until Ctrl-C."""
-
-    def announce(address: str) -> None:
-        print(f"{where}: {address}", flush=True)
-        print("Ctrl-C ends it", flush=True)
-
-    # Ctrl-C is how the page ends.
-    with suppress(KeyboardInterrupt):
-        serve_page(where, host=host, port=port, names=name or (), token_file=token_file, ready=announce)

@@ -10,7 +10,8 @@ from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import MissingExtra, TrialError
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
 from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
-from trainwright.train.gradient_noise import GoodputBatch, GradientNoise
+from trainwright.train.goodput_batch import GoodputBatch
+from trainwright.train.gradient_noise import GradientNoise
 from trainwright.train.gradient_step import GradientStep, is_divided
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
 from trainwright.train.replay import EpochReplay

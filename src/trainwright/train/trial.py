@@ -19,16 +19,12 @@ from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment, Channel, TrialEnd, check_metrics
 from trainwright.train.batching import BatchRule, RateRule
+from trainwright.train.framework_checkpoints import FrameworkCheckpoints, newest_checkpoint
 from trainwright.train.group import WAIT_SECONDS, meet
+from trainwright.train.optimizer_options import read_options, set_options
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
-from trainwright.train.trial_checkpoints import (
-    FrameworkCheckpoints,
-    TrialCheckpoints,
-    newest_checkpoint,
-    read_options,
-    set_options,
-)
+from trainwright.train.trial_checkpoints import TrialCheckpoints
 from trainwright.validators import check, integer
 
 if TYPE_CHECKING:

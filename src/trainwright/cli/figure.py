@@ -1,0 +1,109 @@
+"""`trainwright figure DIR NAME`: one figure of a study for a paper."""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+from trainwright.cli.command import Argument, Option, Result, StudyFolder
+from trainwright.errors import InputError, SearchError, closest
+from trainwright.report.figures.figure import Figure
+from trainwright.report.figures.groups import GROUPS, FigureSource
+from trainwright.report.figures.parameters import contour, scatter
+from trainwright.report.figures.studies import comparison, distribution
+from trainwright.report.files import target
+from trainwright.report.overview import Overview
+from trainwright.report.paper import draw_paper_figure
+from trainwright.report.tabular import read_state
+from trainwright.search.importance import importance_of
+
+__all__ = ["figure"]
+
+_KINDS = (".pdf", ".svg", ".png")
+_WIDTHS = 40.0, 400.0
+
+
+def figure(
+    directory: StudyFolder,
+    name: Annotated[str, Argument(help="The figure; an unknown name lists all.")],
+    *,
+    out: Annotated[Path | None, Option(help="The file: .pdf, .svg or .png [NAME.pdf].")] = None,
+    width: Annotated[str, Option(help="Its width, in millimetres.")] = "85mm",
+    of: Annotated[
+        str | None,
+        Option(help="Names for a slice, contour or scatter, by commas [the most important parameters]."),
+    ] = None,
+    compare: Annotated[list[Path] | None, Option(help="A further study, for comparison and edf.")] = None,
+) -> Result:
+    """Draw a figure of a study for a paper: light, with text of at least 7 points at the width asked for."""
+    path = target(directory, out or Path(f"{name}.pdf"), _KINDS)
+    millimetres = _parse_width(width)
+    source = FigureSource(overview=Overview(read_state(directory)), directory=directory)
+    drawn = _find_figure(source, name, of, {str(place): Overview(read_state(place)) for place in compare or ()})
+    draw_paper_figure(drawn, path, millimetres)
+    content = {"figure": str(path), "title": drawn.title, "width_mm": millimetres}
+    return Result(content, lambda: print(f"{drawn.title}: {path}"))
+
+
+def _find_figure(source: FigureSource, name: str, of: str | None, others: Mapping[str, Overview]) -> Figure:
+    """Return a figure by its own name, or the first of its group. Raises `InputError` if there is none."""
+    studies = {str(source.directory): source.overview, **others}
+    further: Mapping[str, Callable[[], Figure | None]] = {
+        "slice": lambda: _draw_parameters(source, of, 1),
+        "contour": lambda: _draw_parameters(source, of, 2),
+        "scatter": lambda: _draw_scatter(source, of),
+        "edf": lambda: distribution(studies),
+        "comparison": lambda: comparison(studies),
+    }
+    if name in further:
+        found = further[name]()
+        notes: list[str] = []
+    else:
+        # A figure's own name, such as best-time-0, tells nothing of its group: the groups are drawn until it is there.
+        groups = [GROUPS[name]] if name in GROUPS else list(GROUPS.values())
+        drawn = [group.draw(source) for group in groups]
+        figures = [one for each in drawn for one in each.figures if name in (*GROUPS, one.name)]
+        found, notes = next(iter(figures), None), [note for each in drawn for note in each.notes]
+        if found is None and name not in GROUPS:
+            known = [*GROUPS, *further, *(one.name for each in drawn for one in each.figures)]
+            raise InputError(f"figure: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
+    if found is None:
+        why = notes[0].rstrip(".") if notes else "too few trials have what it shows"
+        raise InputError(f"figure: the study in {source.directory} has no figure {name!r}: {why}")
+    return found
+
+
+def _draw_parameters(source: FigureSource, of: str | None, count: int) -> Figure | None:
+    space = source.space
+    if space is None:
+        return None
+    names = [name.strip() for name in of.split(",")] if of else []
+    if not names:
+        # The most important first; of too few results nothing is known.
+        with suppress(SearchError):
+            names = list(importance_of(source.overview.state, space).ordered)
+        names = list(dict.fromkeys([*names, *(column.name for column in space.columns)]))[:count]
+    if len(names) != count:
+        raise InputError(f"figure: --of names {len(names)} parameters; allowed: {count}, such as --of lr,width")
+    if count == 1:
+        return scatter(source.overview, space, names[0], source.overview.objectives[0].metric)
+    return contour(source.overview, space, names[0], names[1])
+
+
+def _draw_scatter(source: FigureSource, of: str | None) -> Figure | None:
+    names = [name.strip() for name in (of or "").split(",")]
+    if len(names) != 2:
+        raise InputError("figure: --of of a scatter is two names, such as --of seconds,loss")
+    return None if source.space is None else scatter(source.overview, source.space, names[0], names[1])
+
+
+def _parse_width(text: str) -> float:
+    """Return a width in millimetres."""
+    found = re.fullmatch(r"(\d+\.?\d*)\s*(mm)?", text.strip())
+    low, high = _WIDTHS
+    if found is None or not low <= float(found[1]) <= high:
+        raise InputError(
+            f"--width of `trainwright figure`: got {text!r}; allowed: {low:g}mm to {high:g}mm, such as 85mm"
+        )
+    return float(found[1])
