@@ -154,6 +154,8 @@ class Lease:
     # Of its last checkpoint, as far as it was told.
     step: int = 0
     lost: bool = False
+    # Writer and number of a record that says so.
+    lost_by: tuple[str, int] = field(default=("", -1), compare=False)
     # The loss may be the trial's own doing.
     blamed: bool = False
     # It was lost, or paused.

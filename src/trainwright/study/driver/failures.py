@@ -1,20 +1,23 @@
 """Decide when failures end a run: many without one result, two equal ones, or one that every trial would have."""
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from trainwright.engine.admission import REJECTED
 from trainwright.errors import TrainwrightError
-from trainwright.ledger import State, Status, TrialState
-from trainwright.ledger.trials import Failure
+from trainwright.ledger import Record, State, Status, TrialState, facts
+from trainwright.ledger.trials import End, Failure
+from trainwright.study.study_log import StudyLog
 
-__all__ = ["StudyFailed", "alike", "failed_numbers", "gave_up", "sentence_of"]
+__all__ = ["StudyFailed", "alike", "failed_numbers", "gave_up", "secure_failures", "sentence_of"]
 
 MISUSE = "misuse"
 """The failure of a function that asks of its trial what no trial has."""
 
 _BY_CONFIGURATION = frozenset({"out_of_memory", "timeout", REJECTED})
+_WITHOUT_RESULT = frozenset({Status.FAILED, Status.ABANDONED})
 _NOT_FINITE = (" is nan ", " is inf ", " is -inf ")
 
 
@@ -30,6 +33,38 @@ def gave_up(trial: TrialState) -> bool:
 def failed_numbers(state: State) -> frozenset[int]:
     """Return the numbers of the trials that have failed by now."""
     return frozenset(number for number, trial in state.trials.items() if gave_up(trial))
+
+
+def secure_failures(log: StudyLog, safe: set[int]) -> None:
+    """Write again what left trials without a result, unless it is sure to last: another takes the place of each.
+
+    Others read a record before it is synced, so it may be lost with its writer's machine after this process has acted
+    on it. What its writer went on from in the same journal is synced, and so is what this process wrote. `safe` holds
+    the trials that are done with, and grows.
+    """
+    state = log.state
+    if state.allowed(0) <= len(safe):
+        return
+    for trial in list(state.trials.values()):
+        if trial.status in _WITHOUT_RESULT and trial.number not in safe:
+            end = trial.end
+            places = [lease.lost_by for lease in trial.vain_losses] if end is None else [end.order[1:]]
+            if any(writer != log.ledger.writer and state.is_latest(writer, seq) for writer, seq in places):
+                log.append(*_repeat_end(trial, end))
+            safe.add(trial.number)
+
+
+def _repeat_end(trial: TrialState, end: End | None) -> Iterator[Record]:
+    """Yield the records again from which it follows that a trial has no result."""
+    number = trial.number
+    if end is None:
+        for lease in trial.vain_losses:
+            yield facts.lost(number, lease.number, why=lease.why, blame=lease.blamed)
+    elif end.failure is None:
+        yield facts.finished(number, trial.lease, reason=end.reason, values={}, wall_seconds=end.wall_seconds)
+    else:
+        said = asdict(end.failure)
+        yield facts.failed(number, trial.lease, failure=said.pop("kind"), wall_seconds=end.wall_seconds, **said)
 
 
 def alike(state: State, trial: TrialState, before: Collection[int]) -> list[int]:

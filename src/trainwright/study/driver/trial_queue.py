@@ -17,6 +17,7 @@ from trainwright.search.searcher import Learner
 from trainwright.space.configuration import Configuration
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.failures import secure_failures
 from trainwright.study.driver.inheritance import put_by
 from trainwright.study.driver.progress import Progress
 from trainwright.study.projections import RuleProjection
@@ -58,6 +59,7 @@ class TrialQueue:
     promoted: dict[int, int] = field(default_factory=dict)
     """Those that we promoted and did not start yet, and under which lease."""
     _fresh: dict[int, Configuration] = field(default_factory=dict)  # numbers that are ours: not yet written
+    _safe: set[int] = field(default_factory=set)  # trials whose failure lasts: their place is given out again
     _events_at_ask: int = 0  # how many events the rule had folded when it was asked last
 
     kinds: ClassVar[frozenset[str]] = frozenset({"lost", "paused", "proposed"})
@@ -117,7 +119,7 @@ class TrialQueue:
             elif isinstance(answer, Clone):
                 if (number := self._propose_clone(answer)) is not None:
                     return number
-            elif (proposal := self._propose_new(self.allowed())) is not None:
+            elif (proposal := self._propose_new()) is not None:
                 self._fresh[proposal[0]] = proposal[1]
                 return proposal[0]
             refused = answer
@@ -160,13 +162,19 @@ class TrialQueue:
             self.searcher.learn(self.searcher_view)
             self.log.spend(time.monotonic() - began)
 
-    def _propose_new(self, limit: int | None) -> tuple[int, Configuration] | None:
+    def _claim_number(self) -> int | None:
+        """Return a new trial's number, now ours, or None if the budget allows no more."""
+        if self.budget.trials is not None:
+            secure_failures(self.log, self._safe)
+        return self.log.claims.number(self.allowed(), team=self.team)
+
+    def _propose_new(self) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
         if self.exhausted:
             return None
         claims = self.log.claims
         # The number is claimed before the searcher is asked, since its draws depend on it.
-        number = claims.number(limit, team=self.team)
+        number = self._claim_number()
         if number is None:
             return None
         try:
@@ -188,7 +196,7 @@ class TrialQueue:
         # Of a team one makes it. Whoever had the claim before may have done so and died.
         if not log.claims.take(f"clone/{answer.replaces}") or self.rule.on_free(self.view()) != answer:
             return None
-        number = log.claims.number(self.allowed(), team=self.team)
+        number = self._claim_number()
         if number is None:
             return None
         try:
