@@ -13,6 +13,7 @@ from trainwright.schedule import (
     FixedEpochs,
     Median,
     Pause,
+    Promote,
     Reason,
     RuleView,
     Scheduler,
@@ -68,6 +69,20 @@ def test_any_of_folds_both():
     assert rule.max_epochs == 27
     assert AnyOf(FixedEpochs(9), ASHA(max_epochs=27)).max_epochs == 9
     assert AnyOf(FixedEpochs(), Median()).max_epochs is None
+
+
+def test_any_of_hands_out_free_devices_as_its_first_rule_does():
+    """A trial that the first has paused is promoted; what it remembers is asked, not what the second does."""
+    rule = AnyOf(ASHA(max_epochs=9, eta=3, kind="promotion"), Median())
+    index = rule.empty()
+    for trial, loss in enumerate((0.2, 0.3, 0.4)):
+        index, verdict = judge(rule, index, trial, 1, loss)
+        assert isinstance(verdict, Pause)
+    assert rule.on_free(index, RuleView(remaining=5)) == Promote(0, 3)
+    # Nobody would promote what it pauses, if it were second, however deep.
+    assert rule.promotes
+    with pytest.raises(ScheduleError, match="got AnyOf second, which pauses trials"):
+        AnyOf(FixedEpochs(9), rule).check(1)
 
 
 def test_free_devices_go_to_new_trials_while_the_budget_lasts():

@@ -10,6 +10,7 @@ ever.
 
 import builtins
 import errno
+import gc
 import io
 import os
 import secrets
@@ -27,6 +28,7 @@ import numpy as np
 
 from trainwright.checkpoint import manager
 from trainwright.checkpoint.state.fingerprint import capture_fingerprint
+from trainwright.engine.process import run_assignment
 from trainwright.randomness import rng
 
 __all__ = ["FAULTS", "Killed", "SimulatedMachine", "SimulatedProcess", "Stalled"]
@@ -50,6 +52,13 @@ _RENAMES, _MAKE = (os.rename, os.replace), os.mkdir
 _capture_once = cache(capture_fingerprint)  # all simulated processes have the environment of this one
 
 
+def _held_lock() -> threading.Lock:
+    """Return a lock that one thread waits for until another releases it."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class Killed(BaseException):
     """Ends the thread of a process that was killed: raised by whatever it does from then on."""
 
@@ -62,6 +71,7 @@ class Stalled(Exception):
 class SimulatedProcess:
     """A simulated process: when it goes on (virtual seconds), its clock's error, how much of its files is synced.
 
+    `outlived` says whether it was ever stopped for longer than a lease, so that others may have taken over what it had.
     `boot` counts the losses of power before it was started: none of an earlier boot lives.
     """
 
@@ -71,11 +81,12 @@ class SimulatedProcess:
     clock_offset: float = 0.0
     dead: bool = False
     sync_failed: bool = False
+    outlived: bool = False
     ended: bool = False
     beats_at: float = 0.0
     beat: Callable[[], None] | None = None
     error: BaseException | None = None
-    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go: threading.Lock = field(default_factory=_held_lock)
     paths: dict[int, str] = field(default_factory=dict)
     synced: dict[str, tuple[int, float]] = field(default_factory=dict)
     sizes: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -95,7 +106,8 @@ class SimulatedMachine:
         self._start = time.time()
         self._draws: np.random.Generator = rng(seed, "simulation", 0)
         self._here = threading.local()
-        self._back = threading.Semaphore(0)
+        self._back = _held_lock()
+        self._collects = gc.isenabled()
         self.processes: list[SimulatedProcess] = []
         self._boots = 0
         self._real: dict[tuple[ModuleType, str], Any] = {}
@@ -194,7 +206,9 @@ class SimulatedMachine:
             process.dead = True
             raise Killed
         if fault == "stop":
-            process.wakes_at = self.now + float(self._draws.uniform(1.0, _LONGEST_STOP_SECONDS))
+            seconds = float(self._draws.uniform(1.0, _LONGEST_STOP_SECONDS))
+            process.outlived |= seconds > _LEASE_SECONDS
+            process.wakes_at = self.now + seconds
             self._yield(process)
         elif fault == "clock":
             process.clock_offset += float(self._draws.normal()) * 1e6
@@ -286,18 +300,22 @@ class SimulatedMachine:
             (secrets, "token_hex"): lambda size=16: self._draws.bytes(size).hex(),
             (secrets, "randbelow"): lambda most: int(self._draws.integers(most)),
             (manager, "capture_fingerprint"): _capture_once,
+            (run_assignment, "seed_all"): lambda *_: None,  # no training here draws
         }
         for name in ("rename", "replace", "unlink", "pread", "mkdir", "readlink"):
             seams[os, name] = self._plain(getattr(os, name))
         self._real = {place: getattr(*place) for place in seams}
         for (module, name), simulated in seams.items():
             setattr(module, name, self._divert(simulated, self._real[module, name], on_files=module in {os, io}))
+        gc.disable()  # a history leaves little: it is collected behind it
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop_all()
         for (module, name), real in self._real.items():
             setattr(module, name, real)
+        if self._collects:
+            gc.enable()
 
     def _divert(self, simulated: Callable[..., Any], real: Callable[..., Any], *, on_files: bool) -> Callable[..., Any]:
         """Return a function that is the simulated one in threads of simulated processes, on files of theirs."""
