@@ -91,7 +91,8 @@ def _write_trial(client: Any, experiment: str, trial: TrialState, tags: Mapping[
         tags={**tags, _TRIAL: str(trial.number), "trainwright.state": trial.status.value, **failure},
         run_name=f"trial-{trial.number:06d}",
     ).info.run_id
-    params = [Param(_metric_key(name), _param_text(value)) for name, value in trial.params.items()]
+    texts = {name: it if isinstance(it, str) else json.dumps(it) for name, it in trial.params.items()}
+    params = [Param(_metric_key(name), text) for name, text in texts.items()]
     metrics = [
         Metric(_metric_key(name), value, _to_milliseconds(at), epoch)
         for at, epoch, values in metric_points(trial)
@@ -107,10 +108,6 @@ def _write_trial(client: Any, experiment: str, trial: TrialState, tags: Mapping[
 def _metric_key(name: str) -> str:
     """Return a name of the characters that MLflow allows."""
     return re.sub(r"[^\w.\- /]", "_", name)
-
-
-def _param_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _to_milliseconds(seconds: float) -> int:

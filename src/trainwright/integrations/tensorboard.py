@@ -105,13 +105,10 @@ def _make_events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list
     ]
 
 
-def _hparam_values(parameter: Choice | Constant) -> tuple[Any, ...]:
-    return parameter.values if isinstance(parameter, Choice) else (parameter.value,)
-
-
 def _shown_value(parameter: Parameter | None, value: Any) -> Any:
     """Return the value as TensorBoard takes it: where a column's values are of several kinds, their JSON texts."""
-    values = _hparam_values(parameter) if isinstance(parameter, Choice | Constant) else (value,)
+    only = parameter.value if isinstance(parameter, Constant) else value
+    values = parameter.values if isinstance(parameter, Choice) else (only,)
     # Whole numbers and floats are one kind to TensorBoard.
     kinds = {float if type(v) is int else type(v) for v in values}
     if len(kinds) == 1 and kinds <= {bool, float, str}:

@@ -118,10 +118,6 @@ class State:
             return False
         return writer not in self._gaps or not any(first <= seq < after for first, after in self._gaps[writer])
 
-    def is_latest(self, writer: str, seq: int) -> bool:
-        """Whether nothing later of a writer was read: then whether that record is on the disk is not known."""
-        return self._next_seq.get(writer) == seq + 1
-
     def _out_of_turn(self, writer: str, seq: int) -> bool:
         """Take note of a number that is not the writer's next; return False if it was there already.
 

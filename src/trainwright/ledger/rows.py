@@ -20,7 +20,8 @@ def rows(state: State) -> list[dict[str, Any]]:
     """
     trials = [state.trials[number] for number in sorted(state.trials)]
     metrics = [final_metrics(trial) for trial in trials]
-    params = dict.fromkeys([*_space_names(state), *(name for trial in trials for name in trial.params)])
+    in_space = [parameter["name"] for parameter in (state.space or {}).get("parameters", [])]
+    params = dict.fromkeys([*in_space, *(name for trial in trials for name in trial.params)])
     seen = {name for trial in trials for name in trial.params}
     names = [name for name in params if name in seen]
     objectives = [objective.metric for objective in state.objectives]
@@ -55,10 +56,6 @@ def final_metrics(trial: TrialState) -> Mapping[str, float]:
         return {}
     last = trial.reports.get(trial.epoch)
     return {**(last.metrics if last is not None else {}), **trial.values}
-
-
-def _space_names(state: State) -> list[str]:
-    return [parameter["name"] for parameter in (state.space or {}).get("parameters", [])]
 
 
 def first_start(trial: TrialState) -> float | None:

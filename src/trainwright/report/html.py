@@ -2,7 +2,6 @@
 
 import shlex
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
@@ -64,7 +63,7 @@ def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
         title="Ensemble",
         header=f"<h1>Ensemble of {len(chosen.ensemble.members)} from {len(chosen.library.members)} models</h1>{cost}",
         sections=[
-            ("front", "Loss against cost", _figures_html(front)),
+            ("front", "Loss against cost", "\n".join(figure_html(one, alone=len(front) == 1) for one in front)),
             ("members", "The ensemble", tables.pick(chosen)),
         ],
         figures=front,
@@ -89,10 +88,6 @@ def _wrap_card(inner: str) -> str:
     return f'<div class="card">{inner}</div>' if inner else ""
 
 
-def _figures_html(figures: Sequence[Figure]) -> str:
-    return "\n".join(figure_html(figure, alone=len(figures) == 1) for figure in figures)
-
-
 def header_html(overview: Overview, *, name: str, directory: Path, dropped: int) -> str:
     """Return the study's name, objectives, counts by state, facts and the way on."""
     goals = ", ".join(f"<code>{escape(objective)}</code>" for objective in overview.objectives)
@@ -103,7 +98,8 @@ def header_html(overview: Overview, *, name: str, directory: Path, dropped: int)
         f"<div><dt>{what}</dt><dd>{value}<small>{more}</small></dd></div>"
         for what, value, more in _list_facts(overview)
     )
-    warning = f'<p class="go-on">{_dropped_words(dropped)}</p>' if dropped else ""
+    lost = f'{count(dropped, "piece")} of the records could not be read: <a href="#dropped">which</a>.'
+    warning = f'<p class="go-on">{lost}</p>' if dropped else ""
     return (
         f'<p class="eyebrow">Trainwright report</p><h1>{escape(name)}</h1><p class="soft">{goals}</p>'
         f'<ul class="counts" aria-label="Trials by state">{states or "<li>no trial yet</li>"}</ul>'
@@ -165,7 +161,3 @@ def _way_on(overview: Overview, directory: Path) -> str:
         else "To go on, start the study again as before: ended trials are kept, others go on from their checkpoints."
     )
     return f'<p class="go-on">{still}{how} How it stands: <code>trainwright status {escape(place)}</code></p>'
-
-
-def _dropped_words(dropped: int) -> str:
-    return f'{count(dropped, "piece")} of the records could not be read: <a href="#dropped">which</a>.'

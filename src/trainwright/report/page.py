@@ -28,7 +28,8 @@ def page_html(*, title: str, header: str, sections: Sequence[Section], figures: 
     style, scripts = _read_asset("page.css"), [_bundle_scripts(*_MODULES)] if figures else []
     data = embedded_json([asdict(figure) for figure in figures])
     # Scripts are allowed by their digest, so that no text of the study can run even if its escaping failed.
-    allowed = " ".join(f"'sha256-{_script_digest(text)}'" for text in scripts) or "'none'"
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
     links = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in sections)
     body = "\n".join(
@@ -86,7 +87,3 @@ def _bundle_scripts(*names: str) -> str:
     alone = re.sub(r"^import .*;\n", "", text, flags=re.MULTILINE)
     script = re.sub(r"^export (?=const|class|function)", "", alone, flags=re.MULTILINE)
     return f'(() => {{\n"use strict";\n{script}\n}})();'
-
-
-def _script_digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

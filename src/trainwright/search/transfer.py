@@ -152,7 +152,9 @@ def _choose_rows(ranks: Array, most: int) -> NDArray[np.intp]:
     # A fifth are the best, the rest an even sample of all qualities: the forest must see bad rows too.
     chosen = _best(ranks, most // 5)
     rest = np.setdiff1d(np.argsort(ranks.mean(axis=1), kind="stable"), chosen, assume_unique=True)
-    return np.sort(np.concatenate([chosen, rest[_evenly(len(rest), most - len(chosen))]]))
+    # Of the rest as many as there is room for, evenly spread.
+    places = np.linspace(0, len(rest) - 1, min(len(rest), most - len(chosen))).round().astype(np.intp)
+    return np.sort(np.concatenate([chosen, rest[np.unique(places)]]))
 
 
 class Recalled:
@@ -277,8 +279,3 @@ def _best(ranks: Array, most: int) -> NDArray[np.intp]:
         front = non_dominated(ranks[left])
         chosen, left = np.concatenate([chosen, left[front]]), left[~front]
     return chosen[:most]
-
-
-def _evenly(count: int, most: int) -> NDArray[np.intp]:
-    """Return at most so many places among `count`, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, most).round().astype(np.intp)) if count > most else np.arange(count)

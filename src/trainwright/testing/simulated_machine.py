@@ -10,7 +10,6 @@ ever.
 
 import builtins
 import errno
-import gc
 import io
 import os
 import secrets
@@ -52,13 +51,6 @@ _RENAMES, _MAKE = (os.rename, os.replace), os.mkdir
 _capture_once = cache(capture_fingerprint)  # all simulated processes have the environment of this one
 
 
-def _held_lock() -> threading.Lock:
-    """Return a lock that one thread waits for until another releases it."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
 class Killed(BaseException):
     """Ends the thread of a process that was killed: raised by whatever it does from then on."""
 
@@ -71,8 +63,8 @@ class Stalled(Exception):
 class SimulatedProcess:
     """A simulated process: when it goes on (virtual seconds), its clock's error, how much of its files is synced.
 
-    `outlived` says whether it was ever stopped for longer than a lease, so that others may have taken over what it had.
-    `boot` counts the losses of power before it was started: none of an earlier boot lives.
+    `boot` counts the losses of power before it was started: none of an earlier boot lives. `outlived`: it was once
+    stopped for longer than a lease.
     """
 
     name: str
@@ -86,7 +78,7 @@ class SimulatedProcess:
     beats_at: float = 0.0
     beat: Callable[[], None] | None = None
     error: BaseException | None = None
-    go: threading.Lock = field(default_factory=_held_lock)
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     paths: dict[int, str] = field(default_factory=dict)
     synced: dict[str, tuple[int, float]] = field(default_factory=dict)
     sizes: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -106,8 +98,7 @@ class SimulatedMachine:
         self._start = time.time()
         self._draws: np.random.Generator = rng(seed, "simulation", 0)
         self._here = threading.local()
-        self._back = _held_lock()
-        self._collects = gc.isenabled()
+        self._back = threading.Semaphore(0)
         self.processes: list[SimulatedProcess] = []
         self._boots = 0
         self._real: dict[tuple[ModuleType, str], Any] = {}
@@ -206,9 +197,8 @@ class SimulatedMachine:
             process.dead = True
             raise Killed
         if fault == "stop":
-            seconds = float(self._draws.uniform(1.0, _LONGEST_STOP_SECONDS))
-            process.outlived |= seconds > _LEASE_SECONDS
-            process.wakes_at = self.now + seconds
+            process.wakes_at = self.now + float(self._draws.uniform(1.0, _LONGEST_STOP_SECONDS))
+            process.outlived |= process.wakes_at - self.now > _LEASE_SECONDS
             self._yield(process)
         elif fault == "clock":
             process.clock_offset += float(self._draws.normal()) * 1e6
@@ -307,15 +297,12 @@ class SimulatedMachine:
         self._real = {place: getattr(*place) for place in seams}
         for (module, name), simulated in seams.items():
             setattr(module, name, self._divert(simulated, self._real[module, name], on_files=module in {os, io}))
-        gc.disable()  # a history leaves little: it is collected behind it
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop_all()
         for (module, name), real in self._real.items():
             setattr(module, name, real)
-        if self._collects:
-            gc.enable()
 
     def _divert(self, simulated: Callable[..., Any], real: Callable[..., Any], *, on_files: bool) -> Callable[..., Any]:
         """Return a function that is the simulated one in threads of simulated processes, on files of theirs."""

@@ -16,13 +16,13 @@ import hashlib
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -235,21 +235,24 @@ def find_broken_promises(
     counted = sum(trial.has_result for trial in state.trials.values())
     if counted != state.results:
         broken.append(f"{state.results} results are counted, {counted} trials have one")
-    holders: dict[tuple[int | None, int, int], set[str]] = {}
-    for who, one in acknowledged:
-        # A loss of power may take a claim, and with it all who could hold it. Who stood still between a claim and its
-        # record for longer than a lease may begin what another has taken over; the result counts once.
-        if one.lease is not None and "slot" in one.body and state.knows(one) and not who.outlived:
-            holders.setdefault((one.trial, one.lease, who.boot), set()).add(who.name)
-    for (number, lease, _), names in holders.items():
-        if len(names) > 1:
-            broken.append(f"lease {lease} of trial {number} was started by {' and '.join(sorted(names))}")
+    # A loss of power may take a claim, and with it all who could hold it. Who stood still between a claim and its
+    # record for longer than a lease may begin what another has taken over; the result counts once.
+    starts = {
+        (one.trial, one.lease, who.boot, who.name)
+        for who, one in acknowledged
+        if one.lease is not None and "slot" in one.body and state.knows(one) and not who.outlived
+    }
+    for (number, lease, _), times in Counter(start[:3] for start in starts).items():
+        if times > 1:
+            broken.append(f"lease {lease} of trial {number} was started by {times} workers")
     for number, trial in sorted(state.trials.items()):
         if trial.has_result:
             broken += _check_trial(state, number)
         if number in proposals and trial.params != proposals[number]:
             broken.append(f"trial {number} is {trial.params}, a replay proposes {proposals[number]}")
-    if _told(fold(_other_order(records))) != _told(state):
+    # A reader may see them in this order as well.
+    by_writer = sorted(records, key=lambda record: (record.writer, record.seq))
+    if _told(fold(by_writer)) != _told(state):
         broken.append("another order of reading gives another state")
     return broken
 
@@ -266,11 +269,6 @@ def _check_trial(state: State, number: int) -> Iterator[str]:
             yield f"trial {number} reports {report.metrics['loss']} at epoch {epoch}, uninterrupted it is {wanted}"
     if trial.values.get("loss") != _expected_loss(trial.params["x"], trial.epoch):
         yield f"trial {number} ended with {trial.values}, after {trial.epoch} epochs"
-
-
-def _other_order(records: Sequence[Record]) -> list[Record]:
-    """Return the records writer by writer: an order that a reader may see as well."""
-    return sorted(records, key=lambda record: (record.writer, record.seq))
 
 
 def _told(state: State) -> list[tuple[object, ...]]:
@@ -320,7 +318,6 @@ def _read_results(path: Path | None, first: int) -> dict[str, Any]:
     fresh = {
         "benchmark": "simulation", "simulator": SIMULATOR, "first": first, "histories": 0, "faults": 0,
         "fewest_faults": None, "of_ten_faults": 0, "struck": {}, "broken": [], "seconds": 0.0,
-        "python": platform.python_version(),
     }  # fmt: skip
     if path is None or not path.exists():
         return fresh

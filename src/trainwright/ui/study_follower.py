@@ -69,11 +69,11 @@ class StudyFollower:
         with self._lock:
             if self._overview is None or self._overview[0] != self.revision:
                 # Half a ledger is shown as none: to look at it again and again would take longer than to read the rest.
-                self._overview = (self.revision, self._current_overview())
+                self._overview = (
+                    self.revision,
+                    Overview(self._state, self._words) if self.loaded else Overview(State()),
+                )
             yield self._overview[1]
-
-    def _current_overview(self) -> Overview:
-        return Overview(self._state, self._words) if self.loaded else Overview(State())
 
     @property
     def dropped(self) -> list[Dropped]:

@@ -222,7 +222,7 @@ def plan_saves(
     # Where a save costs nothing, the optimum is to save always: there is no number of saves to choose.
     if spacing <= 0:
         return free
-    neighbours = _whole_neighbours(horizon / spacing)
+    neighbours = max(1, math.floor(horizon / spacing)), max(1, math.ceil(horizon / spacing))
     saves = min(
         (n for n in neighbours if n == 1 or horizon / n > least),
         # Each of n equal parts of the horizon ends with a save, which is no useful time.
@@ -237,7 +237,3 @@ def wait_for_commit(interval: float, costs: Costs) -> float:
     """Return the interval, made long enough that a save is committed before the next one begins."""
     # A commit comes `persist` seconds after a save begins, and `cost` of these are not useful.
     return max(interval, costs.persist_seconds - costs.cost_seconds)
-
-
-def _whole_neighbours(ratio: float) -> tuple[int, int]:
-    return max(1, math.floor(ratio)), max(1, math.ceil(ratio))

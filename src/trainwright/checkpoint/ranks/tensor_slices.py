@@ -109,7 +109,8 @@ class SliceReader:
                 covered += prod(common.lengths)
                 place = target[common.within(part)]
                 # Where the slice begins in the stored one, and how many values lie from its first to its last.
-                strides = _strides_of(stored.lengths)
+                lengths = stored.lengths
+                strides = [prod(lengths[place + 1 :]) for place in range(len(lengths))]
                 first = sum(cut.start * stride for cut, stride in zip(common.within(stored), strides, strict=True))
                 values = 1 + sum((length - 1) * stride for length, stride in zip(common.lengths, strides, strict=True))
                 # Without gaps on either side, the bytes of the file are those of the target.
@@ -190,7 +191,3 @@ def open_slices(folder: Path, manifest: Manifest, *, check: bool = True) -> Iter
     finally:
         for handle in handles.values():
             os.close(handle)
-
-
-def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))

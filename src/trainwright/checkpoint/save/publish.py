@@ -37,7 +37,6 @@ __all__ = [
     "quarantine",
     "refuse_unwritable",
     "remove_leftovers",
-    "shard_name",
     "step_name",
     "write_checkpoint",
     "write_data",
@@ -191,11 +190,6 @@ class WriteJob:
     shares: Mapping[str, TensorShare] = field(default_factory=dict)
 
 
-def shard_name(rank: int) -> str:
-    """Return the name of a rank's data file."""
-    return f"rank-{rank:05d}.safetensors"
-
-
 def write_checkpoint(layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
     """Write and publish a checkpoint whose tensors lie in `memory` as the layout says. Raises `OSError`."""
 
@@ -208,7 +202,7 @@ def write_checkpoint(layer: FileLayer, job: WriteJob, memory: memoryview) -> Pub
 
 def write_data(layer: FileLayer, folder: Path, layout: ShardFile, memory: memoryview, *, rank: int = 0) -> Written:
     """Write and sync the data file of a rank; return its record and those of its tensors. Raises `OSError`."""
-    name = shard_name(rank)
+    name = f"rank-{rank:05d}.safetensors"
     handle = layer.create(folder / name)
     try:
         records = write_shard(lambda piece: layer.write(handle, piece), name, layout, memory)

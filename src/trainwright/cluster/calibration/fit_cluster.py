@@ -99,7 +99,9 @@ def fit_fields(
                 devices=level.devices,
                 alpha=float(link.values[0]),
                 bandwidth=_rate_of(link),
-                links_per_node=_links_per_node(devices_per_node, level),
+                # As many flows as devices, divided by how much slower they are together: with a link for each no flow
+                # waits, with a single one a flow takes as long as all of them in turn.
+                links_per_node=max(1, round(devices_per_node / level.flows)) if level.devices > devices_per_node else 1,
                 worlds=tuple(sorted({each.ranks for each in level.exchanges})) if level.only_these_sizes else (),
             )
         )
@@ -176,12 +178,6 @@ def fit_link(level: MeasuredLevel) -> RelativeFit:
 def _fit_large(rows: Sequence[Row]) -> RelativeFit:
     """Fit seconds = work / rate, of work so much that no latency shows."""
     return fit_least_relative([[work] for work, _ in rows], [seconds for _, seconds in rows])
-
-
-def _links_per_node(devices_per_node: int, level: MeasuredLevel) -> int:
-    """Return how many links a node has: as many flows as devices, divided by how much slower they are together."""
-    # With a link for each device no flow waits; with a single one a flow takes as long as all of them in turn.
-    return max(1, round(devices_per_node / level.flows)) if level.devices > devices_per_node else 1
 
 
 def _rate_of(fit: RelativeFit) -> float:

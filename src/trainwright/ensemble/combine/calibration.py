@@ -111,7 +111,7 @@ def score_probabilities(prediction: Array, targets: Array) -> dict[str, float]:
     Those are accuracy, nll (nats), brier (sum over classes) and ece, the calibration error of the likeliest class in 15
     bins of equal mass, which is biased upwards on few rows.
     """
-    confidence, right = _find_likeliest(prediction, targets)
+    confidence, right = prediction.max(axis=1), (prediction.argmax(axis=1) == targets).astype(np.float64)
     return {
         "rows": len(targets),
         "accuracy": float(right.mean()),
@@ -119,10 +119,6 @@ def score_probabilities(prediction: Array, targets: Array) -> dict[str, float]:
         "brier": float(squared_error(prediction, targets).mean()),
         "ece": _calibration_error(confidence, right, _BINS),
     }
-
-
-def _find_likeliest(prediction: Array, targets: Array) -> tuple[Array, Array]:
-    return prediction.max(axis=1), (prediction.argmax(axis=1) == targets).astype(np.float64)
 
 
 def _calibration_error(confidence: Array, right: Array, bins: int) -> float:

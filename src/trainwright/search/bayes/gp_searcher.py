@@ -106,7 +106,8 @@ class GaussianProcessSearcher(BayesianSearcher):
             first = known.first
         places = np.concatenate([first, np.arange(size, view.count)])
         points = embedding(view.rows[places], view.progress[places])
-        if known is None or not _begins(points, known.posteriors[0].points):
+        before = points[:0] if known is None else known.posteriors[0].points
+        if known is None or not np.array_equal(points[: len(before)], before):
             y = self._make_targets(view, first)
             generators = [rng(view.seed, "fit", size, j) for j in range(len(y))]
             begun = points[: len(first)]
@@ -161,7 +162,3 @@ def _fitted_sizes(count: int, most: int) -> tuple[int, int]:
     while (following := size + max(1, min(most, size // _GROWTH))) <= count:
         size = following
     return size, following
-
-
-def _begins(points: Array, known: Array) -> bool:
-    return points.shape[1] == known.shape[1] and np.array_equal(points[: len(known)], known)

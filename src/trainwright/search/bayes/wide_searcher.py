@@ -52,7 +52,8 @@ class WideSearcher:
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number."""
-        generation = _generation(view.space.dimension)
+        # After so many trials the distribution moves.
+        generation = 4 + int(3 * np.log(view.space.dimension))
         normal = _distribution(view, generation)
         weights = draw_weights(rng(view.seed, "weights", numbers[0]), view.objectives)
         process = None
@@ -74,11 +75,6 @@ class WideSearcher:
                 process.believe(row[None, :])
             found.append(propose(view, row, number, searcher=self.name, by="gp" if chosen else "cma-es"))
         return found
-
-
-def _generation(dimension: int) -> int:
-    """Return the number of trials after which the distribution moves."""
-    return 4 + int(3 * np.log(dimension))
 
 
 def _distribution(view: SearchView, generation: int) -> _Normal:

@@ -76,10 +76,6 @@ class Application:
         self._count(exchange, status)
         exchange.reply(status, json_of({"error": text}), _JSON + b"cache-control: no-store\r\n" + lines.encode())
 
-    def count_left(self) -> None:
-        """Note a client that left within its body."""
-        self.metrics.counts["disconnected"] += 1
-
     def _route(self, exchange: HttpExchange) -> None:
         match exchange.path.split("/")[1:]:
             case ["v2", "models", name, "infer"]:

@@ -153,7 +153,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         self._all.open.discard(self)
         if self._incoming is not None and not self._in_head and not self._ending:
-            self._all.application.count_left()
+            self._all.application.metrics.counts["disconnected"] += 1
         self._ending = True
         for exchange in (self._current, *self._waiting):
             if exchange is not None and exchange.abandoned is not None:

@@ -52,10 +52,6 @@ class PrometheusMetrics:
         self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
         self.request_rows = Histogram(_ROWS)
 
-    def by_status(self) -> dict[str, int]:
-        """Return the inference requests so far, by status."""
-        return {str(status): count for (endpoint, status), count in self.requests.items() if endpoint == "infer"}
-
     def text(self, models: Sequence["ServedModel"]) -> bytes:
         """Return all of it, the seconds of each model's requests, and the numbers in its state as gauges."""
         return ("\n".join(self._lines(models)) + "\n").encode()

@@ -144,7 +144,8 @@ class Server:
         metrics = self._application.metrics
         states = {f"{model.name}/{model.version}": dict(model.service.state()) for model in self._models}
         state = next(iter(states.values())) if len(states) == 1 else states
-        return {"requests": metrics.by_status(), **metrics.counts, "state": state}
+        by_status = {str(status): n for (endpoint, status), n in metrics.requests.items() if endpoint == "infer"}
+        return {"requests": by_status, **metrics.counts, "state": state}
 
     def __enter__(self) -> Self:
         return self.start()

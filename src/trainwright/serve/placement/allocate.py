@@ -59,7 +59,8 @@ def allocate(
     found, clusters = _parse_or_simulate(devices, cluster)
     # Several groups of cores are also tried as one device for each core, where members run side by side.
     timed_here = tables is None and not clusters
-    device_sets = list(dict.fromkeys([found, _split_cores(found)])) if timed_here else [found]
+    cores = tuple(part for device in found for part in device.parts(device.room or 1))
+    device_sets = list(dict.fromkeys([found, cores])) if timed_here else [found]
     if tables is None:
         every = list(dict.fromkeys(device for one in device_sets for device in one))
         tables, measured_memory = _make_tables(ensemble, every, clusters, batches)
@@ -203,11 +204,6 @@ def _refuse_ensemble(devices: tuple[Device, ...], tables: TimeTables, memory: Me
         f"allocate: no placement was found; bytes of all members in one process with batches of {min(tables.batches)} "
         f"rows: {table}; allowed: devices that hold every member, a device more, or an ensemble with fewer members"
     )
-
-
-def _split_cores(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Return the devices with every core of a group as a device of its own."""
-    return tuple(part for device in devices for part in device.parts(device.room or 1))
 
 
 def _in_process_plan(plan: DeploymentPlan, device: Device, tables: TimeTables) -> DeploymentPlan:

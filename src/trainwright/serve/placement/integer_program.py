@@ -48,7 +48,8 @@ class PlacementProblem:
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         rates = np.array(self.batches) / self.seconds
-        needed = np.array([[self._needed_bytes(unit, device) for unit in self.units] for device in self.devices])
+        memory, batches = self.memory, self.batches
+        needed = np.array([[[memory.needed(u, d, b) for b in batches] for u in self.units] for d in self.devices])
         free = np.array([self.memory.free(device) for device in self.devices])
         # What cannot be there alone is left out, which makes the program smaller.
         possible = ~np.isnan(rates) & (needed <= free[:, None, None])
@@ -87,9 +88,6 @@ class PlacementProblem:
         return PlacementSolution(
             matrix=tuple(map(tuple, sizes[table].tolist())), value=float(scale * solved.x[-1]), bound=float(bound)
         )
-
-    def _needed_bytes(self, unit: Unit, device: Device) -> list[int]:
-        return [self.memory.needed(unit, device, batch) for batch in self.batches]
 
     def _state_constraints(self, entries: Array, rates: Array, shares: Array) -> tuple[Any, Array]:
         """Return a sparse matrix over the columns x, z and t, and the most of each row; `shares` are of the bytes."""

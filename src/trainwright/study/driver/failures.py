@@ -1,7 +1,7 @@
 """Decide when failures end a run: many without one result, two equal ones, or one that every trial would have."""
 
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,9 +38,8 @@ def failed_numbers(state: State) -> frozenset[int]:
 def secure_failures(log: StudyLog, safe: set[int]) -> None:
     """Write again what left trials without a result, unless it is sure to last: another takes the place of each.
 
-    Others read a record before it is synced, so it may be lost with its writer's machine after this process has acted
-    on it. What its writer went on from in the same journal is synced, and so is what this process wrote. `safe` holds
-    the trials that are done with, and grows.
+    Others read a record before it is synced, so it may be lost after this process has acted on it. What its writer
+    went on from in the same journal is synced, and so is what this process wrote. `safe` grows by what is dealt with.
     """
     state = log.state
     if state.allowed(0) <= len(safe):
@@ -49,22 +48,21 @@ def secure_failures(log: StudyLog, safe: set[int]) -> None:
         if trial.status in _WITHOUT_RESULT and trial.number not in safe:
             end = trial.end
             places = [lease.lost_by for lease in trial.vain_losses] if end is None else [end.order[1:]]
-            if any(writer != log.ledger.writer and state.is_latest(writer, seq) for writer, seq in places):
+            others = [Record("", writer=writer, seq=seq + 1) for writer, seq in places if writer != log.ledger.writer]
+            if not all(map(state.knows, others)):
                 log.append(*_repeat_end(trial, end))
             safe.add(trial.number)
 
 
-def _repeat_end(trial: TrialState, end: End | None) -> Iterator[Record]:
-    """Yield the records again from which it follows that a trial has no result."""
-    number = trial.number
+def _repeat_end(trial: TrialState, end: End | None) -> list[Record]:
+    """Return the records again from which it follows that a trial has no result."""
+    number, lost = trial.number, trial.vain_losses
     if end is None:
-        for lease in trial.vain_losses:
-            yield facts.lost(number, lease.number, why=lease.why, blame=lease.blamed)
-    elif end.failure is None:
-        yield facts.finished(number, trial.lease, reason=end.reason, values={}, wall_seconds=end.wall_seconds)
-    else:
-        said = asdict(end.failure)
-        yield facts.failed(number, trial.lease, failure=said.pop("kind"), wall_seconds=end.wall_seconds, **said)
+        return [facts.lost(number, lease.number, why=lease.why, blame=lease.blamed) for lease in lost]
+    if end.failure is None:
+        return [facts.finished(number, trial.lease, reason=end.reason, values={}, wall_seconds=end.wall_seconds)]
+    said = asdict(end.failure)
+    return [facts.failed(number, trial.lease, failure=said.pop("kind"), wall_seconds=end.wall_seconds, **said)]
 
 
 def alike(state: State, trial: TrialState, before: Collection[int]) -> list[int]:

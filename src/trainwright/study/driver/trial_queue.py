@@ -162,19 +162,14 @@ class TrialQueue:
             self.searcher.learn(self.searcher_view)
             self.log.spend(time.monotonic() - began)
 
-    def _claim_number(self) -> int | None:
-        """Return a new trial's number, now ours, or None if the budget allows no more."""
-        if self.budget.trials is not None:
-            secure_failures(self.log, self._safe)
-        return self.log.claims.number(self.allowed(), team=self.team)
-
     def _propose_new(self) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
         if self.exhausted:
             return None
         claims = self.log.claims
         # The number is claimed before the searcher is asked, since its draws depend on it.
-        number = self._claim_number()
+        secure_failures(self.log, self._safe)
+        number = claims.number(self.allowed(), team=self.team)
         if number is None:
             return None
         try:
@@ -196,7 +191,8 @@ class TrialQueue:
         # Of a team one makes it. Whoever had the claim before may have done so and died.
         if not log.claims.take(f"clone/{answer.replaces}") or self.rule.on_free(self.view()) != answer:
             return None
-        number = self._claim_number()
+        secure_failures(log, self._safe)
+        number = log.claims.number(self.allowed(), team=self.team)
         if number is None:
             return None
         try:
