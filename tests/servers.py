@@ -58,6 +58,16 @@ class Server:
 
         return redis.Redis(port=self.port)
 
+    def follow(self, master):
+        """Become the replica of another, and wait until it has what that one has."""
+        master.client().config_set("repl-diskless-sync-delay", 0)
+        client = self.client()
+        client.replicaof("127.0.0.1", master.port)
+        deadline = time.monotonic() + 30
+        while client.info("replication").get("master_link_status") != "up":
+            assert time.monotonic() < deadline, "the replica gets no data"
+            time.sleep(0.01)
+
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -95,7 +105,11 @@ class CuttingProxy:
                 near, _ = self.socket.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self.server.port))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.server.port))
+            except OSError:  # nobody is there: as the address of a server that died
+                near.close()
+                continue
             self.open += [near, far]
             threading.Thread(target=self._pass, args=(near, far), daemon=True).start()
 
@@ -104,6 +118,8 @@ class CuttingProxy:
             while request := near.recv(2**20):
                 far.sendall(request)
                 answer = far.recv(2**20)
+                if not answer:
+                    break
                 if self.cut and b"EVALSHA" in request:
                     self.cut -= 1
                     break

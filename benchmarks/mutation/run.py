@@ -3,25 +3,37 @@
     python benchmarks/mutation/run.py --packages ledger,schedule --mutants 20 --seed 0 --results mutants.json
 
 Each mutant changes one place of a copy of the package (a comparison, a sign, a condition, a number, a returned value, a
-statement left out), then the tests of that package run until the first failure: those that run the changed line first,
-if none of them notices all. A mutant on which all pass survives, and is printed. Mutants are drawn from the seed,
-without those that leave the compiled code as it is. Results are kept as they come: the same command continues.
+statement left out), then tests run until the first failure: the files of the package's tests that name what the module
+offers, those that do so most often first. A mutant on which they pass survives, and is printed; another file might have
+noticed it, so the share is a lower bound. Mutants are drawn from the seed, without those that leave the compiled code
+as it is. Results are kept as they come: the same command continues.
 """
 
 import argparse
 import ast
+import compileall
 import copy
+import importlib.util
 import json
 import os
 import random
+import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+# What the tests load beside the package: once, before the forks.
+import numba  # noqa: F401
+import pytest
+import scipy.optimize
+import scipy.stats  # noqa: F401
+import torch  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -29,15 +41,17 @@ from benchmarks._report import add_arguments, environment, finish, progress
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = {
-    "ledger": ("tests/ledger",),
-    "schedule": ("tests/schedule",),
-    "checkpoint": ("tests/checkpoint",),
-    "search": ("tests/search",),
-    "serve": ("tests/serve",),
-    "space": ("tests/space",),
-    "ensemble": ("tests/ensemble",),
+    "ledger": ("tests/ledger/test_*.py",),
+    "schedule": ("tests/schedule/test_*.py", "tests/study/test_population.py"),
+    "checkpoint": ("tests/checkpoint/test_*.py",),
+    "search": ("tests/search/test_*.py",),
+    "serve": ("tests/serve/test_*.py",),
+    "space": ("tests/space/test_*.py",),
+    "ensemble": ("tests/ensemble/test_*.py",),
 }
 _SECONDS = 600.0
+_TEST_SECONDS = 120
+_FILES = 4  # of tests for a mutant, at most
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -108,69 +122,93 @@ def draw_mutants(package: str, count: int, draws: random.Random) -> list[Mutant]
     return found
 
 
-def run_tests(tests: Sequence[str], mutant: Mutant | None = None, *, measure: Path | None = None) -> bool:
-    """Run tests on a copy of the package, changed as `mutant` says; whether one fails, or they do not end.
+def copy_source(folder: Path) -> Path:
+    """Return a copy of `src` in a folder, compiled, of which mutants change one file at a time."""
+    source = Path(shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.pyc")))
+    compileall.compile_dir(source, quiet=2)
+    return source
 
-    With `measure` the lines that each test runs are kept in that file.
+
+def is_noticed(mutant: Mutant, tests: Sequence[str], source: Path) -> bool | None:
+    """Run tests on a copy of the package, changed as a mutant says; whether one fails, or they do not end.
+
+    None if the test that fails does so without the change, too.
     """
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("*.pyc"))
-        if mutant is not None:
-            (source / mutant.file.relative_to(ROOT / "src")).write_text(mutant.text, encoding="utf-8")
-        # What is left open at the end is no test that fails.
-        plugins = ["-p", "no:cacheprovider", "-p", "no:unraisableexception"]
-        under: list[str] = []
-        if measure is not None:
-            settings = Path(folder) / "coveragerc"
-            settings.write_text(f"[run]\ndynamic_context = test_function\ndata_file = {measure}\nsource = {source}\n")
-            under = ["coverage", "run", f"--rcfile={settings}", "-m"]
-        command = [sys.executable, "-m", *under, "pytest", "-q", "-x", *plugins, *tests]
+    failing = source.parent / "failing"
+    failing.unlink(missing_ok=True)
+    changed = source / mutant.file.relative_to(ROOT / "src")
+    compiled = Path(importlib.util.cache_from_source(changed))
+    compiled.unlink(missing_ok=True)
+    changed.write_text(mutant.text, encoding="utf-8")
+    try:
+        status = _fork_tests(tests, source, failing)
+    finally:
+        compiled.unlink(missing_ok=True)
+        shutil.copy2(mutant.file, changed)
+    if status == 0 or not failing.exists():
+        return status != 0
+    first = failing.read_text(encoding="utf-8").splitlines()[0]
+    return True if _fork_tests([first], source, failing) == 0 else None
+
+
+class _Failing:
+    """A plug-in of pytest that notes what fails, tests and files that cannot be loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(report.nodeid + "\n")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(report.nodeid + "\n")
+
+
+def _fork_tests(tests: Sequence[str], source: Path, failing: Path) -> int:
+    """Run pytest in a fork of this process, which has what all tests load but not the package; return its status."""
+    # What is left open at the end is no test that fails.
+    options = ["-q", "-x", f"--timeout={_TEST_SECONDS}", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.chdir(ROOT)
+        os.environ |= {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, str(source))
+        silence = os.open(os.devnull, os.O_RDWR)
+        for handle in (0, 1, 2):
+            os.dup2(silence, handle)
         try:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return True
-        if done.returncode not in {0, 1, 2, 4}:
-            raise SystemExit(f"mutation: pytest ended with status {done.returncode}: {done.stdout[-500:]}")
-        if mutant is None and done.returncode != 0:
-            raise SystemExit(f"mutation: the tests fail without any change: {done.stdout[-500:]}")
-        return done.returncode != 0
+            status = int(pytest.main([*options, *tests], plugins=[_Failing(failing)]))
+        except BaseException:  # noqa: BLE001 -- whatever a mutant does is noticed
+            status = 1
+        os._exit(status)
+    until = time.monotonic() + _SECONDS
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return abs(os.waitstatus_to_exitcode(status))
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 1
 
 
-def map_lines(tests: Sequence[str]) -> dict[tuple[str, int], list[str]]:
-    """Return which tests run each line of a package, by its file's path below `src` and the line's number."""
-    from coverage import CoverageData
-
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        kept = Path(folder) / "lines"
-        run_tests(tests, measure=kept)
-        data = CoverageData(str(kept))
-        data.read()
-        found = {(file.rpartition("/src/")[2], line): names for file in data.measured_files()
-                 for line, names in data.contexts_by_lineno(file).items()}  # fmt: skip
-    paths = {path.stem: path for each in tests for path in (ROOT / each).rglob("test_*.py")}
-    return {place: sorted({_node_of(name, paths) for name in names} - {""}) for place, names in found.items()}
-
-
-def _node_of(context: str, paths: Mapping[str, Path]) -> str:
-    """Return the test's name as pytest takes it, of a context such as `package.test_module.TestClass.test_function`."""
-    words = context.split(".")
-    module = next((place for place, word in enumerate(words) if word in paths), None)
-    return "" if module is None else "::".join([str(paths[words[module]].relative_to(ROOT)), *words[module + 1 :]])
-
-
-def is_killed(mutant: Mutant, tests: Sequence[str], lines: Mapping[tuple[str, int], list[str]]) -> bool:
-    """Whether a test notices the change: first those that run its line in this process, then all."""
-    nearest = lines.get((str(mutant.file.relative_to(ROOT / "src")), mutant.line), [])
-    return (bool(nearest) and run_tests(nearest, mutant)) or run_tests(tests, mutant)
+def choose_tests(package: str, file: Path) -> list[str]:
+    """Return the files of tests that name what a module offers, those that do so most often first; else all."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    names = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)} | {file.stem}
+    files = sorted(path for each in TESTS[package] for path in ROOT.glob(each))
+    found = []
+    for path in files:
+        words = re.findall(r"\w+", path.read_text(encoding="utf-8"))
+        if count := sum(word in names for word in words):
+            found.append((-count, str(path.relative_to(ROOT))))
+    return [path for _, path in sorted(found)[:_FILES]] or [str(path.relative_to(ROOT)) for path in files]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -188,20 +226,22 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     # By package and place: whether it was noticed, and the verdict that somebody has written beside a survivor.
     found: dict[str, dict[str, Any]] = kept.get("mutants", {}) if kept.get("seed") == options.seed else {}
     result: dict[str, Any] = {}
+    source = copy_source(Path(tempfile.mkdtemp(prefix="mutant-")))
     for package in packages:
-        lines: dict[tuple[str, int], list[str]] | None = None
         for mutant in draw_mutants(package, options.mutants, random.Random(f"{options.seed} {package}")):
             where = f"{mutant.file.relative_to(ROOT)}:{mutant.line}: {mutant.what}"
             if where in found:
                 continue
-            if lines is None:
-                lines = map_lines(TESTS[package])
-            noticed = is_killed(mutant, TESTS[package], lines)
+            noticed = is_noticed(mutant, choose_tests(package, mutant.file), source)
+            if noticed is None:
+                progress(f"not judged, a test fails without the change, too: {where}")
+                continue
             progress(f"{'killed  ' if noticed else 'SURVIVED'} {where}")
             found[where] = {"package": package, "noticed": noticed}
             result = summarise(found, options.seed)
             if options.results is not None:
                 finish(result, argparse.Namespace(results=options.results, json=False))
+    shutil.rmtree(source.parent)
     result = summarise(found, options.seed)
     for row in result["table"]["rows"]:
         print("{}: {} of {} mutants are noticed, {}".format(*row))

@@ -1,5 +1,6 @@
 """The manifest: it comes back as it was, and a change of any bit of it is seen."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -70,3 +71,11 @@ def test_chunks_of_a_file(tmp_path):
     assert combine_digests(whole) == digest_bytes("".join(whole).encode())
     assert list(chunk_ranges(3, 3)) == []
     assert list(chunk_ranges(1, CHUNK_BYTES + 2)) == [(1, CHUNK_BYTES + 1), (CHUNK_BYTES + 1, CHUNK_BYTES + 2)]
+
+
+def test_digests_cover_sixteen_mebibytes_each():
+    """It is part of the format: the digests of a file that was written before are compared one by one."""
+    mebibyte = 2**20
+    edges = [*range(0, 40 * mebibyte, 16 * mebibyte), 40 * mebibyte]
+    assert list(chunk_ranges(0, 40 * mebibyte)) == list(itertools.pairwise(edges))
+    assert list(chunk_ranges(5, 5)) == []

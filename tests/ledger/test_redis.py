@@ -1,5 +1,6 @@
 """The Redis ledger: it passes the conformance class, and a server that dies, forgets or goes silent costs nothing."""
 
+import contextlib
 import itertools
 import subprocess
 import sys
@@ -283,6 +284,45 @@ def test_a_server_that_went_back_in_time_is_refused(ledger, server):
             act()
     claimer = another(ledger, server)
     assert values(claimer.read()[0]) == [1]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_replica_takes_over(server, tmp_path, behind):
+    """Under one address: it has everything and nobody notices; or it lacks the last records, and who knows finds out.
+
+    A server acknowledges what its replicas may not have yet, so the loss is told instead of passed over.
+    """
+    replica, proxy = Server(tmp_path / "replica"), CuttingProxy(server)
+    replica.follow(server)
+    ledger, reader = RedisLedger(proxy.url("digits"), create=True), RedisLedger(proxy.url("digits"))
+    try:
+        ledger.append(marks(*range(20)))
+        assert ledger.claim("key", "mine") == "mine"
+        assert server.client().wait(1, 10_000) == 1
+        if behind:
+            replica.client().replicaof("NO", "ONE")
+        ledger.append(marks(20))
+        _, cursor = reader.read()
+        if not behind:
+            assert server.client().wait(1, 10_000) == 1
+        server.kill()
+        replica.client().replicaof("NO", "ONE")
+        proxy.server = replica
+        if behind:
+            for act in (lambda: ledger.append(marks(21)), lambda: reader.read(cursor)):
+                with pytest.raises(LedgerError, match="has lost records of this study"):
+                    act()
+        else:
+            ledger.append(marks(21))
+            assert values(reader.read(cursor)[0]) == [21]
+            assert values(RedisLedger(replica.url("digits")).read()[0]) == list(range(22))
+        assert RedisLedger(replica.url("digits")).claim("key", "another") == "mine"
+    finally:
+        for each in (ledger, reader):
+            with contextlib.suppress(LedgerError):
+                each.close()
+        proxy.close()
+        replica.kill()
 
 
 def test_a_claim_that_went_back_in_time_is_refused(ledger, server):

@@ -117,6 +117,15 @@ def test_an_unknown_horizon_is_learned():
     assert [row for row in rows_of(view) if row[0] == 2] == [(2, z(1), 1.0), (2, z(3), 3.0)]
 
 
+def test_the_horizon_is_the_least_that_what_is_seen_allows():
+    """Of a stopped trial one epoch more than it had; of a complete one, its own."""
+    view = started(SearchView(SPACE, 0), 2)
+    view.result(0, [0.5], epoch=7, complete=False)
+    assert view.horizon == 8
+    view.result(1, [0.4], epoch=9, complete=True)
+    assert view.horizon == 9
+
+
 def test_a_paused_trial_goes_on_without_repeating_rows():
     view = started(SearchView(SPACE, 0, epochs=27))
     for epoch in range(1, 4):
