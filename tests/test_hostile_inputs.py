@@ -8,10 +8,12 @@ import importlib
 import json
 import os
 import time
+import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
+import torch
 
 import trainwright as tw
 from resource_limits import GIBIBYTE, limited
@@ -103,6 +105,22 @@ def test_a_hostile_file(name, text, tmp_path, monkeypatch):
     path.write_bytes(TEXTS[text].encode(errors="surrogateescape"))
     with refused(tmp_path, monkeypatch):
         READERS[name](path)
+
+
+@pytest.mark.parametrize("swollen", ["data.pkl", "data/0"])
+@pytest.mark.parametrize("read", [inspect, verify])
+def test_a_zip_bomb(swollen, read, tmp_path, monkeypatch):
+    """As a checkpoint of torch's, which is never compressed."""
+    torch.save({"a": torch.zeros(4)}, tmp_path / "honest.pt")
+    bomb = zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+    with zipfile.ZipFile(tmp_path / "honest.pt") as honest, bomb:
+        for name in honest.namelist():
+            with bomb.open(name, "w", force_zip64=True) as entry:
+                entry.write(honest.read(name))
+                for _ in range(8 if name.endswith(swollen) else 0):
+                    entry.write(bytes(2**20))
+    with refused(tmp_path, monkeypatch):
+        read(tmp_path / "bomb.pt")
 
 
 @pytest.mark.parametrize("text", TEXTS)

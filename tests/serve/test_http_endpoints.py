@@ -25,6 +25,7 @@ from trainwright.errors import (
     ServeError,
 )
 from trainwright.serve import Response
+from trainwright.serve.http import connection
 from trainwright.serve.http.server import Server
 from trainwright.serve.service import Limits
 
@@ -298,6 +299,12 @@ class TestService:
             slow.sendall(head.encode() + b"{")
             slow.settimeout(20)
             assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection(place) as huge:
+            huge.sendall(
+                head.encode().replace(b"Content-Length: 50", b"Transfer-Encoding: chunked") + b"f" * 16 + b"\r\n"
+            )
+            huge.settimeout(20)
+            assert huge.recv(100)[:12] in {b"HTTP/1.1 400", b"HTTP/1.1 408", b"HTTP/1.1 413"}
         assert ask(url, X).status_code == 200
 
 
@@ -346,6 +353,11 @@ class TestAddress:
             while (status := ask(server.url, X).status_code) == 503 and time.monotonic() < until:
                 time.sleep(0.02)
             assert status == 200
+
+    def test_nobody_waits_longer_than_ten_seconds(self):
+        """For a head, a body or a chunk of 2**64 bytes of which nothing comes."""
+        assert Limits().body_seconds <= 10
+        assert connection._HEAD_SECONDS <= 10
 
     def test_endless_head(self, served):
         with socket.create_connection(("127.0.0.1", served[1].port)) as endless:

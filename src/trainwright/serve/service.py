@@ -52,7 +52,7 @@ class Limits(Settings, error=ServeConfigError):
     body_bytes: Annotated[int, integer(minimum=1), "of a request's body"] = 64 * 2**20
     rows: Annotated[int, integer(minimum=1), "of one request"] = 8192
     connections: Annotated[int, integer(minimum=1), "open ones; the next are refused with 503"] = 1024
-    body_seconds: Annotated[float, number(minimum=1), "from the headers to the last byte of a body"] = 30.0
+    body_seconds: Annotated[float, number(minimum=1), "from the headers to the last byte of a body"] = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

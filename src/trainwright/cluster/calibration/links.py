@@ -69,7 +69,8 @@ def measure_links(here: RankPlace, device: torch.device, *, repeats: int, larges
             handle = dist.new_group(list(members))  # every rank takes part in making every group
             group = _Group(members, handle, here.rank in members, device)
             # A message must divide among the ranks, as its parts are what they exchange.
-            sizes = [_round_to_ranks(size, ranks) for size in message_sizes(largest)]
+            # -(-a // b) rounds up, to whole float32 values for every rank.
+            sizes = [-(-size // (_FLOAT * ranks)) * _FLOAT * ranks for size in message_sizes(largest)]
             for operation in OPERATIONS:
                 series = _gather_times(_time_sizes(group, operation, sizes, repeats) if group.here else None)
                 exchanges.append(
@@ -148,12 +149,6 @@ def _gather_times(times: list[list[float]] | None) -> list[list[list[float]]]:
 def _slowest_medians(series: list[list[list[float]]]) -> tuple[float, ...]:
     """Return for each size the median repeat of the rank that takes longest."""
     return tuple(max(median_time(each) for each in ranks) for ranks in zip(*series, strict=True))
-
-
-def _round_to_ranks(size: int, ranks: int) -> int:
-    """Return the bytes of the smallest message of at least `size` that falls into equal parts for all ranks."""
-    # -(-a // b) rounds up, to whole float32 values for every rank.
-    return -(-size // (_FLOAT * ranks)) * _FLOAT * ranks
 
 
 class _Exchanges:

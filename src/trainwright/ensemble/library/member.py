@@ -154,7 +154,9 @@ class Member:
     def _read_column(self, split: str, what: str, columns: int | None = None) -> Array:
         """Return a split's rows of one of its files, whose ending names the type."""
         known = self._find_split(split)
-        stored = np.fromfile(self._verify_file(f"{known.source or split}.{what}"), dtype=_dtype_of(what[-3:]))
+        # As numpy says it: "<f2" is "f16".
+        dtype = f"<{what[-3]}{int(what[-2:]) // 8}"
+        stored = np.fromfile(self._verify_file(f"{known.source or split}.{what}"), dtype=dtype)
         stored = stored if columns is None else stored.reshape(-1, columns)
         return stored if known.places is None else stored[known.places]
 
@@ -182,11 +184,6 @@ def _is_model_file(name: str) -> bool:
 
 
 _digest = partial(hashlib.blake2b, digest_size=16)
-
-
-def _dtype_of(ending: str) -> str:
-    """Return numpy's name of a type: "<f2" of "f16"."""
-    return f"<{ending[0]}{int(ending[1:]) // 8}"
 
 
 def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) -> tuple[Path, dict[str, str]]:

@@ -136,14 +136,11 @@ def find_front(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> t
         point = make_point(candidates, picks, loss)
         points.setdefault((point.places, point.weights), point)
     found = list(points.values())
-    axes = np.array([_point_axes(point) for point in found]).reshape(len(found), 3)
+    # Losses that differ by rounding alone are equal: the same members may have been picked in another order.
+    rows = [(round(point.loss, 12), point.seconds_per_row or 0.0, float(point.bytes or 0)) for point in found]
+    axes = np.array(rows).reshape(len(found), 3)
     # Dominance is judged on loss, seconds and bytes together.
     front = np.flatnonzero(non_dominated(axes))
     # Distinct rows come out by rising loss, each with the place where it was found first.
     _, firsts = np.unique(axes[front], axis=0, return_index=True)
     return tuple(found[index] for index in front[firsts])
-
-
-def _point_axes(point: FrontPoint) -> tuple[float, float, float]:
-    # Losses that differ by rounding alone are equal: the same members may have been picked in another order.
-    return round(point.loss, 12), point.seconds_per_row or 0.0, float(point.bytes or 0)

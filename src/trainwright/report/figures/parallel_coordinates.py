@@ -84,7 +84,8 @@ def parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> 
         # Choices are spread evenly, whatever their values are.
         span = max(len(values) - 1, 1)
         ticks = [(code / span, escape(shown(value), 14)) for code, value in enumerate(values)]
-        return _Axis(column.name, units / span, _thin_ticks(ticks))
+        fewer = [*ticks[:: len(ticks) // _MOST_TICKS + 1], ticks[-1]]
+        return _Axis(column.name, units / span, ticks if len(ticks) <= _MOST_TICKS else fewer)
     if column.points is not None and column.points <= _MOST_TICKS:
         marks = (np.arange(column.points) + 0.5) / column.points
     else:
@@ -113,10 +114,6 @@ def _result_axis(overview: Overview, objective: int, lines: Sequence[int]) -> _A
     if low_is_good:
         places, ticks = 1.0 - places, [(1.0 - mark, text) for mark, text in ticks]
     return _Axis(f"{overview.objectives[objective].metric} (by rank)", places, ticks)
-
-
-def _thin_ticks(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    return ticks if len(ticks) <= _MOST_TICKS else [*ticks[:: len(ticks) // _MOST_TICKS + 1], ticks[-1]]
 
 
 def _draw_lines(

@@ -73,7 +73,7 @@ class DeviceAllocator:
     slots: int
     rungs: tuple[int, ...]  # epochs at which trials are compared, and the last epoch
     survival: Callable[[RunningTrial], tuple[float, ...]]
-    seconds_left: Callable[[], float] = field(default_factory=lambda: _no_limit)  # until the time budget is used
+    seconds_left: Callable[[], float] = field(default_factory=lambda: lambda: math.inf)  # until the time budget is used
     estimates: Estimates = field(default_factory=Estimates)
     running: dict[int, RunningTrial] = field(default_factory=dict)
     preempted: dict[int, RunningTrial] = field(default_factory=dict)
@@ -281,7 +281,3 @@ class DeviceAllocator:
             total += chance * (rung - before)
             before = rung
         return total
-
-
-def _no_limit() -> float:
-    return math.inf

@@ -116,11 +116,7 @@ class RungRule(PromotionRule, Settings, error=ScheduleError):
     def survival(self, index: RungIndex, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
         """Return the chance to pass one rung, two rungs and so on, for each rung that is still before the trial."""
         later = sum(rung > trial.epoch for rung in index.ladder_of(trial.number))
-        return tuple(self.chance_to_pass(count) for count in range(1, later + 1))
-
-    def chance_to_pass(self, count: int) -> float:
-        """Return the probability of passing `count` rungs: eta^-count."""
-        return float(self._factor) ** -count
+        return tuple(float(self._factor) ** -count for count in range(1, later + 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

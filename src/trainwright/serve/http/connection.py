@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Connections", "HttpExchange"]
 
 _HEAD_BYTES = 2**16
-_HEAD_SECONDS = 30.0
+_HEAD_SECONDS = 10.0
 _IDLE_SECONDS = 60.0  # of a connection between two requests
 _LINGER_SECONDS = 2.0  # for which what still comes is read and dropped, so that the client reads the refusal
 _TICK_SECONDS = 0.5

@@ -56,13 +56,12 @@ def secure_failures(log: StudyLog, safe: set[int]) -> None:
 
 def _repeat_end(trial: TrialState, end: End | None) -> list[Record]:
     """Return the records again from which it follows that a trial has no result."""
-    number, lost = trial.number, trial.vain_losses
     if end is None:
-        return [facts.lost(number, lease.number, why=lease.why, blame=lease.blamed) for lease in lost]
+        return [facts.lost(trial.number, it.number, why=it.why, blame=it.blamed) for it in trial.vain_losses]
     if end.failure is None:
-        return [facts.finished(number, trial.lease, reason=end.reason, values={}, wall_seconds=end.wall_seconds)]
+        return [facts.finished(trial.number, trial.lease, reason=end.reason, values={}, wall_seconds=end.wall_seconds)]
     said = asdict(end.failure)
-    return [facts.failed(number, trial.lease, failure=said.pop("kind"), wall_seconds=end.wall_seconds, **said)]
+    return [facts.failed(trial.number, trial.lease, failure=said.pop("kind"), wall_seconds=end.wall_seconds, **said)]
 
 
 def alike(state: State, trial: TrialState, before: Collection[int]) -> list[int]:

@@ -6,6 +6,7 @@ A file of others may nest: its tensors get dotted names, its other values become
 
 import json
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -84,6 +85,13 @@ def load_values(path: Path) -> Any:
     """Return what `torch.save` wrote, tensors as views of the file; a pickle that would run code is refused."""
     import torch
 
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as entries:
+            # torch would map the compressed bytes as values, and unpack a pickle of any size.
+            if any(entry.compress_type for entry in entries.infolist()):
+                raise CheckpointFormatError(
+                    f"checkpoint: got {path} with compressed entries; allowed: as torch saves it"
+                )
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
