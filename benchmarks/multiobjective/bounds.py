@@ -1,4 +1,4 @@
-"""Bounds and constraints: the process, the forest and both in turn, each measured apart.
+"""Bounds and constraints: the process, the forest and the default, which asks one or both in turn.
 
     python benchmarks/multiobjective/bounds.py --seeds 4 --json
 
@@ -25,7 +25,6 @@ from benchmarks.search.functions import find_functions
 import trainwright as tw
 from trainwright.pareto import hypervolume
 from trainwright.search import Searcher, SearchView
-from trainwright.space.configuration import Configuration
 
 __all__ = ["main"]
 
@@ -74,18 +73,10 @@ PROBLEMS: dict[str, Bounded] = {
 }
 
 
-class _Turns:
-    """Process and forest, trial by trial."""
-
-    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
-        """Ask one of both."""
-        return SEARCHERS["forest" if numbers[0] % 2 else "process"].ask(view, numbers)
-
-
 SEARCHERS: dict[str, Searcher] = {
     "process": tw.GaussianProcessSearcher(),
     "forest": tw.ForestSearcher(),
-    "in turn": _Turns(),
+    "default": tw.DefaultSearcher(),
     "random": tw.RandomSearcher(),
 }
 

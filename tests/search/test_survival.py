@@ -30,7 +30,7 @@ def survival(view):
     embedding, places = Embedding(SPACE, fidelity=True), np.arange(view.count)
     searcher = GaussianProcessSearcher()
     _, posteriors = searcher._posteriors(view, embedding)
-    targets = searcher._make_targets(view, places)
+    targets, _ = searcher._make_targets(view, places)
     return make_survival(view, embedding, posteriors[0], targets[0], places)
 
 

@@ -1,7 +1,7 @@
 """The searcher of a study that names none: Gaussian processes while little is known of few columns, then the forest.
 
-Many columns are searched by an evolution strategy and a process together, several objectives and constraints by
-processes and forest in turn.
+Many columns are searched by an evolution strategy and a process together, several objectives by processes and forest in
+turn.
 
 The rule is what `benchmarks/search` and `multiobjective` bear out, on the problems that it was chosen on. It is a
 function of what the study has seen, so that a resumed study and its workers choose alike. To choose between process and
@@ -29,10 +29,10 @@ _ROWS = 200  # that the process holds where trials report: more make its questio
 class DefaultSearcher:
     """Ask `GaussianProcessSearcher` or `WideSearcher` where they are the better ones, else `ForestSearcher`.
 
-    The process has: one objective without constraints, at most 20 columns, and at most 200 trials told, open and asked
-    for; with intermediate values it has any number of trials, and holds 200 rows of them. Several objectives, and
-    constraints, have process and forest in turn, up to as many trials. The wide search has: one objective without
-    constraints and more than 20 columns, most of them numeric. Process and forest begin with the same trials.
+    The process has: one objective, at most 20 columns, and at most 200 trials told, open and asked for; with
+    intermediate values and no constraint it has any number of trials, and holds 200 rows of them. Several objectives
+    have process and forest in turn, up to as many trials. The wide search has: one objective without constraints and
+    more than 20 columns, most of them numeric. Process and forest begin with the same trials.
     """
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
@@ -50,9 +50,9 @@ def _searcher(view: SearchView, numbers: Sequence[int]) -> GaussianProcessSearch
     """Return who is asked for some more trials."""
     few = view.count + len(view.pending) + len(numbers) <= _TRIALS
     if len(view.bounds) > 1:
-        # Weighted sums, which processes improve, find a front fast, but not where it is hollow; dominance, the forest's
-        # target, does. A smooth constraint is the process's, a rugged one the forest's. Batches take turns too.
-        turn = numbers[0] // len(numbers) % 2
+        # A process needs few results, and the forest's target, dominance, no scale: together they found more than
+        # either (`benchmarks/multiobjective/run.py`). Batches take turns too.
+        turn = numbers[0] // len(numbers) % 2 if view.objectives > 1 else 0
         suits = few and not view.partial and view.space.dimension <= _COLUMNS
         return GaussianProcessSearcher() if suits and not turn else ForestSearcher()
     if view.space.dimension > _COLUMNS:

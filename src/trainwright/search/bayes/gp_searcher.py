@@ -4,7 +4,8 @@ Expected improvement in its logarithm, so that its gradient does not vanish far 
 2310.20708), over the least posterior mean of the told rows, which noise does not fool. Candidates come from the space,
 from mutations and crossovers of good rows, and from their neighbours; the continuous columns of the best then climb by
 L-BFGS. Pending trials are believed at the posterior mean, which leaves the mean and lowers the deviation around them.
-Several objectives have a process each, and every trial its own linear scalarisation of them (arXiv 2309.14936).
+Several objectives have a process each, and every ask its own weights of them (Knowles, IEEE TEVC 10, 2006); every bound
+counts by the chance that it is kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,16 +80,24 @@ class GaussianProcessSearcher(BayesianSearcher):
         places, posteriors = self._posteriors(view, embedding)
         # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
         # as the forest does, found less on learning curves (`benchmarks/fidelity/run.py`).
-        targets = self._make_targets(view, places)
-        m = view.objectives
+        targets, bounds = self._make_targets(view, places)
+        outcomes = len(bounds)
         factors = [self._make_factor(view, embedding, posteriors[-1], targets[-1], places)]
-        if view.partial and m == 1:
+        if view.partial and view.objectives == 1:
             factors.append(make_survival(view, embedding, posteriors[0], targets[0], places))
         given = [factor for factor in factors if factor is not None]
-        improvement = Improvement(view.space, embedding, posteriors[:m], targets[:m], weights, factors=given)
+        improvement = Improvement(
+            view.space,
+            embedding,
+            posteriors[:outcomes],
+            targets[:outcomes],
+            weights=weights,
+            bounds=bounds,
+            factors=given,
+        )
         # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
-        improvement.good = good_rows(view, places[np.argsort(improvement.means, kind="stable")])
+        improvement.good = good_rows(view, places[improvement.order])
         return improvement
 
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
@@ -108,7 +117,7 @@ class GaussianProcessSearcher(BayesianSearcher):
         points = embedding(view.rows[places], view.progress[places])
         before = points[:0] if known is None else known.posteriors[0].points
         if known is None or not np.array_equal(points[: len(before)], before):
-            y = self._make_targets(view, first)
+            y, _ = self._make_targets(view, first)
             generators = [rng(view.seed, "fit", size, j) for j in range(len(y))]
             begun = points[: len(first)]
             fitted = [fit(begun, embedding.owners, y[j], generator) for j, generator in enumerate(generators)]
@@ -120,10 +129,10 @@ class GaussianProcessSearcher(BayesianSearcher):
         view.memo[self] = _Known(state, first, posteriors)
         return places, posteriors
 
-    def _make_targets(self, view: SearchView, places: Places) -> Array:
-        """Return the targets of told rows: those of each objective, then, if costs count, that of the cost."""
-        y = make_targets(view.outcomes[places], view.bounds, view.objectives)
-        return np.concatenate([y, _scale_costs(view.costs[places])[0][None, :]]) if self.cost else y
+    def _make_targets(self, view: SearchView, places: Places) -> tuple[Array, Array]:
+        """Return the targets of told rows, those of the cost behind them if costs count, and the bounds of the rest."""
+        y, bounds = make_targets(view.outcomes[places], view.bounds)
+        return np.concatenate([y, _scale_costs(view.costs[places])[0][None, :]]) if self.cost else y, bounds
 
     def _make_factor(
         self, view: SearchView, embedding: Embedding, costs: Posterior, targets: Array, places: Places

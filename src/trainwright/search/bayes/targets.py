@@ -3,7 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.bayes.loop import add_penalties
 from trainwright.search.view import SearchView
 
 __all__ = ["make_targets", "standardise", "thin"]
@@ -16,10 +15,10 @@ _POWERS = np.linspace(-3.0, 3.0, 49)
 _BEST = 0.5  # of the rows that a crowded rung may keep: the best
 
 
-def make_targets(losses: Array, bounds: Array, objectives: int) -> Array:
-    """Return targets [objectives, rows] of losses [rows, objectives and constraints], broken bounds added to each."""
+def make_targets(losses: Array, bounds: Array) -> tuple[Array, Array]:
+    """Return targets [outcomes, rows] of losses [rows, outcomes], and the bounds [outcomes] on their scale."""
     pairs = [standardise(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
-    return add_penalties(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
+    return np.stack([y for y, _ in pairs]), np.array([bound for _, bound in pairs])
 
 
 def standardise(losses: Array, bound: float) -> tuple[Array, float]:
