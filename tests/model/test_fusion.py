@@ -1,13 +1,10 @@
 """A fused profile is that of a compiled model: a kernel between two products, whose inside reaches no memory."""
 
-import pytest
 import torch
 from torch import nn
 from zoo import llama
 
 import trainwright as tw
-from trainwright.model.trace.flops import count_flops
-from trainwright.model.trace.recorder import TensorShape
 
 ROWS, WIDTH = 8, 32
 SIZE = 4 * ROWS * WIDTH
@@ -64,17 +61,3 @@ def test_products_and_the_loss_outside_the_model_stay_as_they_are():
     shapes = [block.transformer for block in fused.blocks if block.transformer]
     assert {(shape.kv_heads, shape.feedforward) for shape in shapes} == {(2, 192)}
     assert all(layer.launches == 1 for layer in fused.layers if layer.name.startswith("layers"))
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_causal_attention_works_on_what_its_mask_leaves(backward):
-    shape = TensorShape((2, 4, 16, 8), (512, 128, 8, 1), torch.float32)
-    aten = torch.ops.aten
-    if backward:
-        operation = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        whole, causal = ((*[shape] * 5, None, 0.0, each) for each in (False, True))
-    else:
-        operation = aten._scaled_dot_product_flash_attention_for_cpu.default
-        whole, causal = ((shape, shape, shape, 0.0, each) for each in (False, True))
-    assert count_flops(operation, causal, []) == count_flops(operation, whole, []) * 17 / 32
-    assert count_flops(operation, causal[:-1], []) == count_flops(operation, whole, [])

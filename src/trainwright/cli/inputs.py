@@ -10,7 +10,7 @@ from trainwright.cluster import Cluster
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, MissingExtra, TrainwrightError
 from trainwright.files import read_json
-from trainwright.model.describe.hugging_face import describe_config, is_config
+from trainwright.model.describe.hugging_face import describe_config, is_config, trace_config
 from trainwright.model.profile import Profile
 from trainwright.plan import Input
 from trainwright.plan.byte_sizes import read_size
@@ -85,7 +85,9 @@ def read_profile(
     """Return the profile in a .json file, that of a config.json, or that of a factory, traced without running it."""
     if model.endswith(".json"):
         if is_config(read_json(model, "profile", allowed="a profile, or a model's config.json")):
-            return describe_config(model, sequence=sequence, precision=described_in(precision))
+            shown = described_in(precision)
+            found = describe_config(model, sequence=sequence, precision=shown)
+            return found or trace_config(model, sequence=sequence, precision=shown, fuse=fuse)
         return Profile.load(model)
     built, batch = read_module(model, sample)
     # The plan knows more optimizers than a trace does, and names them.

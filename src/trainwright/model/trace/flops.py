@@ -20,10 +20,11 @@ def count_flops(operation: Any, arguments: Sequence[Any], results: Sequence[Shap
     """Return the floating-point operations of an aten operation.
 
     `arguments` are its positional arguments with tensors replaced by things that have a `shape`; `results` the shapes
-    of what it returns. Operations that are not products count 0, and of causal attention what its mask leaves.
+    of what it returns. Operations that are not products count 0. Causal attention counts as a whole, as
+    published shares of the peak do and torch's own counter: what its mask leaves out is in the share that it reaches.
     """
     count = _PRODUCTS.get(getattr(operation, "overloadpacket", operation))
-    return count(arguments, results) * _causal_share(operation, arguments) if count else 0.0
+    return float(count(arguments, results)) if count else 0.0
 
 
 def has_known_work(operation: Any) -> bool:
@@ -36,24 +37,16 @@ def has_known_work(operation: Any) -> bool:
     return bool(operation.namespace == "aten") and name.startswith(_BOUND_BY_MEMORY)
 
 
-def _causal_share(operation: Any, arguments: Sequence[Any]) -> float:
-    """Return the share of an attention's scores that a causal mask leaves; fused kernels skip the rest."""
-    if "scaled_dot_product" not in str(operation):
-        return 1.0
-    place = [argument.name for argument in operation._schema.arguments].index("is_causal")  # noqa: SLF001  as above
-    if not (len(arguments) > place and arguments[place]):
-        return 1.0
-    query, key = _shapes_of(arguments[1:3] if "backward" in str(operation) else arguments[:2])
-    # Query i sees the keys up to i: a triangle of scores, and full rows below it.
-    asked, known = query[-2], key[-2]
-    full = max(0, asked - known)  # positions behind the last key see all of them
-    return (min(asked, known) * (min(asked, known) + 1) / 2 + full * known) / (asked * known)
-
-
 def _product_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     left, right = _shapes_of(arguments[:2])
     # Every element of the left side meets one row of the right: a multiply-add for each column.
     return 2 * math.prod(left) * right[-1]
+
+
+def _triangular_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    # Half of a square matrix meets every column of the right side.
+    matrix, columns = _shapes_of(arguments[:2])
+    return math.prod(columns) * matrix[-1]
 
 
 def _grouped_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
@@ -122,6 +115,7 @@ _PRODUCTS: dict[Any, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
     aten.bmm: _product_flops,
     aten.baddbmm: _after_first(_product_flops),
     aten._grouped_mm: _grouped_flops,  # noqa: SLF001  aten's name, as below
+    aten.linalg_solve_triangular: _triangular_flops,
     aten.convolution: _convolution_flops,
     aten.convolution_backward: _convolution_backward_flops,
     **{getattr(aten, f"_scaled_dot_product_{kernel}"): _attention_flops for kernel in _FUSED},
@@ -141,7 +135,7 @@ zero constant_pad roll flip foreach fused_adam fused_sgd tril triu one_hot repea
 mse_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div where nonzero masked put resize set detach alias prod
 pixel_shuffle channel_shuffle im2col col2im glu histc bincount diagonal eye linspace expand grid_sampler sdp_choice
 fused_sdp_choice is_all_true unsafe_index nan_to_num polar view_as complex lerp amp_ leaky_relu prelu_kernel hardtanh
-pixel_unshuffle floor_divide unsafe_split weight_norm thnn_fused mv dot vdot
+pixel_unshuffle floor_divide unsafe_split weight_norm thnn_fused mv dot vdot safe_softmax softplus_backward
 """
 # Beginnings of names. Of a product of a matrix and a vector each element is read for one multiply-add.
 _BOUND_BY_MEMORY = tuple(_NAMES_BOUND_BY_MEMORY.split())
