@@ -100,7 +100,7 @@ def test_fixed_degrees_and_recomputation(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "arguments", "sentence"),
     [
-        ({"model_type": "unheard_of"}, [], "model_type: got 'unheard_of'; allowed: a family of transformers"),
+        ({"model_type": "unheard_of"}, [], "model_type: got 'unheard_of', of which transformers"),
         ({"hidden_size": None}, [], "hidden_size is missing"),
         ({}, ["--degrees", "tensor=3"], "degrees: tensor: got 3; allowed: 1, 2, 4, 8 (the attention heads)"),
         ({}, ["--degrees", "tensr=2"], "did you mean 'tensor'"),

@@ -67,17 +67,14 @@ def test_a_profile_adds_up_and_leaves_the_model_alone(name):
 
 
 def test_equal_blocks_are_found_once():
-    """Folded and unfolded profiles unfold to the same layers; a GPT's layers are one block with a count."""
+    """A GPT's layers are one block with a count."""
     with torch.device("meta"):
         model, sample = gpt.GPT((6, 2, 32), 97, 16), gpt.sample(2, 16, 97)
-    folded, plain = tw.Profile.trace(model, sample), tw.Profile.trace(model, sample, fold=False)
+    folded = tw.Profile.trace(model, sample)
     [block] = [block for block in folded.blocks if block.count == 6]
     assert block.transformer == Transformer(hidden=32, heads=2, sequence=16, feedforward=128)
     assert len(block.stages) == 2
     assert len(block.members) == 6
-    assert len(plain.blocks) == sum(block.count * len(block.stages) for block in folded.blocks)
-    assert sum(b.count * b.saved_bytes for b in folded.blocks) == sum(b.saved_bytes for b in plain.blocks)
-    assert [layer.forward_flops for layer in folded.layers] == [layer.forward_flops for layer in plain.layers]
     longer = tw.Profile.trace(gpt.GPT((12, 2, 32), 97, 16), sample)
     assert next(b for b in longer.blocks if b.count == 12).layers == block.layers
 

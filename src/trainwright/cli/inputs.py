@@ -53,10 +53,6 @@ class OracleSettings(Settings, label=""):
             return float(str(self.max_memory))
         return None if self.max_memory is None else read_size(self.max_memory, "max_memory")
 
-    def find_cluster(self, *, force_units: bool = False) -> Cluster:
-        """Return the cluster."""
-        return find_cluster(self.cluster, self.nodes, force_units=force_units)
-
 
 def call_function(option: str, words: str) -> Any:
     """Return what the function that an option names as MODULE:FUNCTION returns; an error of its own is the option's."""
@@ -148,11 +144,11 @@ def _read_pairs(option: str, words: str, example: str) -> dict[str, Any]:
         raise InputError(f"{option}: got {words!r}; allowed: such as {example}") from None
 
 
-def find_cluster(name: str, nodes: int | None, *, force_units: bool = False) -> Cluster:
+def find_cluster(name: str, nodes: int | None) -> Cluster:
     """Return a preset by its name, or the cluster of a file."""
     if Path(name).suffix != ".toml":
         return Cluster.preset(name, nodes=nodes)
-    cluster = Cluster.load(name, force_units=force_units)
+    cluster = Cluster.load(name)
     return cluster if nodes is None else replace(cluster, nodes=nodes)
 
 

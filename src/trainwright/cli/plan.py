@@ -10,6 +10,7 @@ from trainwright.cli.command import Argument, Option, OrderedGroup, Result, make
 from trainwright.cli.formatting import print_rows, size
 from trainwright.cli.inputs import (
     OracleSettings,
+    find_cluster,
     read_costs,
     read_degrees,
     read_devices,
@@ -71,11 +72,10 @@ def model(
     tokens: Annotated[float | None, Option(minimum=1, help="Tokens of a training, as 300e9, for its hours.")] = None,
     top: Annotated[int, Option(minimum=1, help="Rows of the table.")] = 10,
     out: Annotated[Path | None, Option(help="Write the best plan to this file.")] = None,
-    force_units: Annotated[bool, Option("--force-units", help="Accept figures of unlikely size.")] = False,
 ) -> Result:
     """Rank the strategies for a model: seconds with an interval, memory, what limits each, and why others are out."""
     settings = OracleSettings(**changes)
-    machine = settings.find_cluster(force_units=force_units)
+    machine = find_cluster(settings.cluster, settings.nodes)
     # A table for each number of devices: the best strategy changes with it.
     numbers = read_devices(devices, machine)
     profile = read_profile(

@@ -134,13 +134,13 @@ class Cluster(Settings):
         return cls(**(_add_typical(fields) if typical and name not in _AS_PUBLISHED else fields))
 
     @classmethod
-    def load(cls, path: Path | str, *, force_units: bool = False) -> "Cluster":
+    def load(cls, path: Path | str) -> "Cluster":
         """Read a TOML file.
 
-        Raises `InputError` with the key, its line, the value and what is allowed; also for figures that look as if
-        they were in other units than bytes and seconds, unless `force_units`.
+        Raises `InputError` with the key, the value and what is allowed; also for figures that look as if they were in
+        other units than bytes and seconds.
         """
-        return read_cluster(cls, Path(path), force_units=force_units)
+        return read_cluster(cls, Path(path))
 
     def save(self, path: Path | str) -> None:
         """Write the file that `load` reads; an existing file is replaced."""

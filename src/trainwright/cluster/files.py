@@ -1,4 +1,4 @@
-"""Cluster files in TOML; every error names the key and its line.
+"""Cluster files in TOML; every error names the key.
 
 Keys are the fields of the dataclasses; the levels of the network are listed under `tier`. `nodes` and
 `devices_per_node` may be left out: the first level is then a node, and the last one the whole cluster.
@@ -7,7 +7,6 @@ Keys are the fields of the dataclasses; the levels of the network are listed und
 import dataclasses
 import json
 import math
-import re
 import reprlib
 import tomllib
 from collections.abc import Mapping
@@ -27,7 +26,6 @@ SCHEMA = 1
 C = TypeVar("C")
 """The class `Cluster`: it imports this module, so it is passed in."""
 
-_BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _NEEDED_OF_CLUSTER = ("name", "device")
 _NEEDED_OF_DEVICE = ("kind", "memory_bytes", "flops", "memory_bandwidth")
 _FILE_KEYS = {"tiers": "tier"}
@@ -35,14 +33,14 @@ _FILE_KEYS = {"tiers": "tier"}
 _LEAST_BANDWIDTH, _MOST_ALPHA, _LEAST_MEMORY = 1e6, 0.1, 1e8
 
 
-def read_cluster(kind: type[C], path: Path, *, force_units: bool = False) -> C:
+def read_cluster(kind: type[C], path: Path) -> C:
     """Read a cluster, of the class `kind`; see `Cluster.load`."""
     text = read_text(path, "cluster file", allowed="a TOML file, or a preset's name")
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"cluster file {path}: is no TOML ({' '.join(str(error).split())})") from None
-    return _Reader(path, text).read_cluster(kind, content, force_units=force_units)
+    return _Reader(path).read_cluster(kind, content)
 
 
 def write_cluster(cluster: Any, path: Path) -> None:
@@ -55,10 +53,10 @@ def write_cluster(cluster: Any, path: Path) -> None:
 class _Reader:
     """The content of one file, to be turned into dataclasses."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        self.path, self.text = path, text
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    def read_cluster(self, kind: type[C], content: Any, *, force_units: bool) -> C:
+    def read_cluster(self, kind: type[C], content: Any) -> C:
         if not isinstance(content, dict):
             raise self.key_error((), f"got {reprlib.repr(content)}; allowed: keys such as name, device and tier")
         content = dict(content)
@@ -76,8 +74,7 @@ class _Reader:
         found: Any = read_record(kind, content, self.key_error, names=_FILE_KEYS, needed=needed)
         if not levels and found.devices > 1:
             raise self.key_error(("tier",), f"missing; allowed: tiers that join the cluster's {found.devices} devices")
-        if not force_units:
-            self.check_units(found)
+        self.check_units(found)
         return found  # type: ignore[no-any-return]
 
     def check_units(self, cluster: Any) -> None:
@@ -87,55 +84,23 @@ class _Reader:
             *((("device", name), getattr(cluster.device, name)) for name in ("memory_bandwidth", "host_bandwidth")),
             *((("storage", name), getattr(cluster.storage, name)) for name in ("node_read", "shared_read", "write")),
         ]
-        for path, bandwidth in bandwidths:
-            if 0 < bandwidth < _LEAST_BANDWIDTH:
-                raise self.unit_error(path, bandwidth, f"at least {_LEAST_BANDWIDTH:g} bytes per second")
-        for place, tier in enumerate(cluster.tiers):
-            if tier.alpha > _MOST_ALPHA:
-                raise self.unit_error(("tier", place, "alpha"), tier.alpha, f"at most {_MOST_ALPHA:g} seconds")
-        if 0 < cluster.device.memory_bytes < _LEAST_MEMORY:
-            path = ("device", "memory_bytes")
-            raise self.unit_error(path, cluster.device.memory_bytes, f"at least {_LEAST_MEMORY:g} bytes")
-
-    def unit_error(self, path: KeyPath, value: float, allowed: str) -> InputError:
-        return self.key_error(
-            path, f"got {value:g}; allowed: {allowed}; if it is meant, --force-units (force_units=True)"
-        )
+        memory = cluster.device.memory_bytes
+        rules = [
+            (path, each, each >= _LEAST_BANDWIDTH, f"at least {_LEAST_BANDWIDTH:g} bytes per second")
+            for path, each in bandwidths
+        ]
+        rules += [
+            (("tier", place, "alpha"), tier.alpha, tier.alpha <= _MOST_ALPHA, f"at most {_MOST_ALPHA:g} seconds")
+            for place, tier in enumerate(cluster.tiers)
+        ]
+        rules += [(("device", "memory_bytes"), memory, memory >= _LEAST_MEMORY, f"at least {_LEAST_MEMORY:g} bytes")]
+        for path, value, fits, allowed in rules:
+            if value and not fits:
+                raise self.key_error(path, f"got {value:g}; allowed: {allowed}")
 
     def key_error(self, path: KeyPath, problem: str) -> InputError:
-        line = _find_line(self.text, path)
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        where = ", ".join(filter(None, [f"cluster file {self.path}", f"line {line}" if line else "", name]))
-        return InputError(f"{where}: {problem}")
-
-
-def _find_line(text: str, path: KeyPath) -> int | None:
-    """Return the line of a key of a TOML text that has been parsed, or of the nearest key around it.
-
-    The text is searched for one part of the path after the other, each within the table of the one before.
-    """
-    start, end, name, seen = 0, len(text), "", False
-    for depth, part in enumerate(path):
-        if isinstance(part, int):
-            item = re.compile(rf"{_BRACES}|^\[\[\s*{re.escape(name)}", re.MULTILINE)
-            starts = [found.start() for found in item.finditer(text, start, end)]
-            if part >= len(starts):
-                break
-            start, end = starts[part], (*starts[part + 1 :], end)[0]
-            continue
-        name = part
-        before = r"^\[*" if not depth else r"(?:^\s*|[{,.]\s*)"
-        key = re.compile(rf"{before}[\"']?{re.escape(name)}[\"']?\s*[=:\].]", re.MULTILINE)
-        found = key.search(text, start, end)
-        if found is None:
-            break
-        start, seen = found.end() - len(found[0].lstrip()), True
-        # An inline table ends with its line, another one before the next.
-        if inline := re.compile(rf"\s*{_BRACES}").match(text, found.end()):
-            end = inline.end()
-        elif found[0].startswith("[") and not found[0].startswith("[["):
-            end = (text + "\n[").index("\n[", start)
-    return text.count("\n", 0, start) + 1 if seen else None
+        return InputError(f"{', '.join(filter(None, [f'cluster file {self.path}', name]))}: {problem}")
 
 
 def _fields_of(record: Any, needed: tuple[str, ...] = ()) -> dict[str, Any]:

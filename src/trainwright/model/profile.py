@@ -47,7 +47,6 @@ class Profile(ProfileFields):
         precision: str = "fp32",
         device: str | None = None,
         name: str = "",
-        fold: bool = True,
         fuse: bool = False,
     ) -> Self:
         """Return the profile of one training step, found without running a kernel (fake tensors).
@@ -55,7 +54,7 @@ class Profile(ProfileFields):
         `sample` is a tensor, a tuple of arguments or a mapping of keywords, on any device or on `meta`; with
         `loss(model, sample)`, a scalar, it is whatever that takes. `optimizer` is "sgd", "momentum", "adam", "adamw", a
         function of the parameters, or None for no update; `precision` fp32 (as the model is), amp-fp16, amp-bf16 or
-        bf16. Without `fold` equal stages stay apart. With `fuse` what lies between two products of a stage is one
+        bf16. With `fuse` what lies between two products of a stage is one
         kernel, as `torch.compile(model)` makes it, and its inside reaches no memory; a loss outside the model stays as
         it is, and the step's peak is not known. The model is copied without its data and stays as it is.
 
@@ -73,7 +72,6 @@ class Profile(ProfileFields):
             precision=precision,
             device=device,
             name=name,
-            fold=fold,
             fuse=fuse,
         )
         return cls._from_fields(trace_model(options))

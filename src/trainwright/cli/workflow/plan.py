@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from trainwright.cli.formatting import size
-from trainwright.cli.inputs import OracleSettings
+from trainwright.cli.inputs import OracleSettings, find_cluster
 from trainwright.cli.workflow.stage import StageOutcome, StudyJob, read_source, read_text_of
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, TrainwrightError
@@ -52,7 +52,7 @@ class PlanStage(OracleSettings):
         trials = job.budget.get("trials")
         if not isinstance(trials, int):
             raise InputError(f"{_WHERE} needs a number of trials to forecast; give [study] trials")
-        machine = self.find_cluster()
+        machine = find_cluster(self.cluster, self.nodes)
         found = plan_search(
             Oracle(machine),
             load_function(self.profile, f"{_WHERE} profile"),

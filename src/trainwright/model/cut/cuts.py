@@ -144,9 +144,9 @@ def find_repeats(
 
 
 def fold_blocks(
-    stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], *, input_gradient_bytes: int = 0, fold: bool = True
+    stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], *, input_gradient_bytes: int = 0
 ) -> tuple[Block, ...]:
-    """Return the blocks of a chain: equal runs of stages become one block with their count, unless `fold` is False."""
+    """Return the blocks of a chain: equal runs of stages become one block with their count."""
     nameless = [_without_names(stage, found) for stage, found in zip(stages, layers, strict=True)]
     # the gradient that a stage hands back belongs to its place: stages after different ones are not equal
     arriving = [input_gradient_bytes, *(stage.output_gradient_bytes for stage in stages)]
@@ -158,7 +158,7 @@ def fold_blocks(
         return length == 1 or _in_different_modules(*parts)
 
     # Blocks are found on signatures without names: equal layers, equal bytes, equal gradients on both sides.
-    runs = find_repeats(signatures, whole) if fold else [(i, 1, 1) for i in range(len(stages))]
+    runs = find_repeats(signatures, whole)
     blocks = []
     for start, length, count in runs:
         block = join_stages(stages[start : start + length], arriving[start])

@@ -275,7 +275,6 @@ def make_profile(
     name: str,
     granule_bytes: int,
     optimizer: str = "",
-    fold: bool = True,
     fuse: bool = False,
     seconds: Mapping[int, float] | None = None,
 ) -> ProfileFields:
@@ -287,7 +286,7 @@ def make_profile(
     # A sample that carries gradients gets one too.
     arriving = sum(storages[n].bytes for n in recording.sample if storages[n].carries_gradient)
     blocks = fold_blocks(
-        [stage for stage, _ in stages], [layers for _, layers in stages], input_gradient_bytes=arriving, fold=fold
+        [stage for stage, _ in stages], [layers for _, layers in stages], input_gradient_bytes=arriving
     )
     batch = batch_size(step.sample)
     # The attention of each stage, None where it has none.

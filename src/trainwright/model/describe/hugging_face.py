@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from trainwright.errors import InputError, MissingExtra
@@ -28,31 +29,22 @@ _NAMES = {
     "feedforward": ("intermediate_size", "n_inner", "ffn_dim"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "top_k": ("num_experts_per_tok", "num_experts_per_token"),
-    "dense_layers": ("first_k_dense_replace",),
-    "shared_feedforward": ("shared_expert_intermediate_size",),
-    "latent_size": ("kv_lora_rank",),
-    "query_latent_size": ("q_lora_rank",),
-    "rotary_size": ("qk_rope_head_dim",),
-    "value_size": ("v_head_dim",),
 }
 """Words of `describe_transformer`, and the keys that families use for them, the first that is there."""
 _NEEDED = ("hidden", "layers", "heads", "vocabulary")
-_PLAIN = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "starcoder2"})
+_PLAIN = frozenset({"gpt_neox", "gptj", "bloom", "phi", "starcoder2"})
 """Families whose feed-forward part has no gate, and whose layers have biases."""
 _GATED_NAMES = """
-llama mistral gemma gemma2 gemma3_text qwen2 qwen3 qwen2_moe qwen3_moe mixtral deepseek_v2 deepseek_v3 phi3 cohere
-cohere2 olmo olmo2 olmo3 olmoe granite granitemoe stablelm glm glm4 glm4_moe glm4_moe_lite smollm3 gpt_oss exaone4
-ernie4_5 phimoe seed_oss minimax_m2 kimi_k2
+llama mistral gemma gemma2 gemma3_text qwen2 qwen3 qwen3_moe mixtral phi3 cohere cohere2 olmo olmo2 olmo3 olmoe granite
+granitemoe stablelm glm glm4 smollm3 gpt_oss exaone4 ernie4_5 phimoe seed_oss minimax_m2
 """
 _GATED = frozenset(_GATED_NAMES.split())
-_LEARNT_POSITIONS = frozenset({"gpt2", "opt"})
-_EQUAL_BLOCKS: Mapping[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1, "moe_layer_freq": 1}
-"""What a configuration says, or leaves out, of a model whose blocks have experts from some layer on."""
-
-
+_EQUAL_BLOCKS: Mapping[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
+"""What a configuration says, or leaves out, of a model whose blocks all have experts."""
 _SCANS = frozenset({"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer", "RwkvSelfAttention"})
 """Modules whose work is a loop over the positions, several operations each."""
 _MOST_SCANNED = 128
+_OTHERWISE = "allowed: a family of tokens or images that it knows, or the model, MODULE:FUNCTION with --sample"
 
 
 def is_config(content: Any) -> bool:
@@ -69,31 +61,20 @@ def describe_config(path: Path | str, *, sequence: int | None = None, precision:
     content = _read_config(path)
     family = str(content.get("model_type", ""))
     alike = all(content.get(key) in (None, usual) for key, usual in _EQUAL_BLOCKS.items())
-    # Of embeddings of another width than the blocks (OPT-350m) no words tell.
-    alike &= content.get("word_embed_proj_dim") in {None, content.get("hidden_size")}
-    kinds = content.get("mlp_layer_types") or []
-    if family not in _PLAIN | _GATED or not alike or "dense" in kinds[kinds.count("dense") :]:
+    if family not in _PLAIN | _GATED or not alike:
         return None
     shape = {word: int(content[key]) for word, keys in _NAMES.items() for key in keys if content.get(key) is not None}
     if missing := [word for word in _NEEDED if word not in shape]:
         raise InputError(f"{path}: {_NAMES[missing[0]][0]} is missing; allowed: a config.json of a decoder")
     shape.setdefault("head_size", shape["hidden"] // shape["heads"])
-    if kinds:
-        shape["dense_layers"] = kinds.count("dense")
     if shape.get("experts"):
-        inner = int(content.get("moe_intermediate_size") or shape["feedforward"])
-        shape |= {"dense_feedforward": shape["feedforward"], "feedforward": inner}
-        shape.setdefault("shared_feedforward", inner * int(content.get("n_shared_experts") or 0))
-    if shape.get("latent_size"):
-        # The head of a query has a part that carries the position beside the one that does not.
-        shape |= {"head_size": int(content["qk_nope_head_dim"]) + shape["rotary_size"], "kv_heads": shape["heads"]}
-    learnt = int(content.get("max_position_embeddings") or content.get("n_positions") or 0)
+        shape["feedforward"] = int(content.get("moe_intermediate_size") or shape["feedforward"])
     shape["sequence"] = sequence or shape.get("sequence", 2048)
     return describe_transformer(
         **shape,
         gated=family in _GATED,
         biases=family in _PLAIN,
-        positions=learnt if family in _LEARNT_POSITIONS else False,
+        positions=False,
         dropout=False,
         fused_attention=True,
         tied=bool(content.get("tie_word_embeddings", True)),
@@ -102,33 +83,19 @@ def describe_config(path: Path | str, *, sequence: int | None = None, precision:
     )
 
 
-def trace_config(
-    path: Path | str,
-    *,
-    sequence: int | None = None,
-    precision: str = "amp-bf16",
-    optimizer: str = "adamw",
-    **options: Any,
-) -> Profile:
+def trace_config(path: Path | str, *, sequence: int | None = None, **options: Any) -> Profile:
     """Return the traced profile of the model that the installed transformers makes of a config.json, on one sample.
 
     The sample is a sequence of tokens (to a decoder as well, where an encoder has its own) or an image; `options` are
     those of `Profile.trace`. Raises `InputError` for a family that transformers does not know, and for a model that
     takes neither.
     """
-    content = _read_config(path)
-    MissingExtra.check_torch("a model made from its configuration")
+    family = str(_read_config(path).get("model_type", ""))
     try:
         import torch
         import transformers
     except ImportError as error:
         raise MissingExtra.of("a model made from its configuration", "transformers", "transformers") from error
-    family = str(content.get("model_type", ""))
-    if family not in transformers.CONFIG_MAPPING:
-        raise InputError(
-            f"{path}: model_type: got {family!r}; allowed: a family of transformers {transformers.__version__}, or the "
-            "model itself, MODULE:FUNCTION with --sample"
-        )
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
@@ -136,14 +103,13 @@ def trace_config(
             config.get_text_config().use_cache = False
             module = _make_module(transformers, config)
     except Exception as error:
+        said = shorten(str(error), 160, placeholder="...")
         raise InputError(
-            f"{path}: transformers {transformers.__version__} makes no model of it ({type(error).__name__}: {error}); "
-            "allowed: a complete config.json"
+            f"{path}: model_type: got {family!r}, of which transformers {transformers.__version__} makes no model "
+            f"({said}); {_OTHERWISE}"
         ) from error
     batch = _make_sample(path, module, config, sequence)
-    profile = Profile.trace(
-        module, batch, loss=_loss_of, precision=precision, optimizer=optimizer, name=family, **options
-    )
+    profile = Profile.trace(module, batch, loss=_loss_of, name=family, **options)
     parts = [part for part in ("vision", "audio") if getattr(config, f"{part}_config", None) is not None]
     if "input_ids" in batch and parts:
         # Tokens alone leave these parts at rest.
@@ -168,26 +134,21 @@ def _make_sample(path: Path | str, module: Any, config: Any, sequence: int | Non
     import torch
 
     main = str(module.main_input_name)
-    numbers = config.get_text_config()
-    longest = getattr(numbers, "max_position_embeddings", None) or getattr(numbers, "n_positions", None) or 2048
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 2048
     if main == "input_ids":
         length = sequence or int(longest)
-        scans = _SCANS & {type(part).__name__ for part in module.modules()}
-        if scans and length > _MOST_SCANNED:
+        scan = next((name for name in (type(part).__name__ for part in module.modules()) if name in _SCANS), "")
+        if scan and length > _MOST_SCANNED:
             raise InputError(
-                f"{path}: --sequence: got {length} for {', '.join(sorted(scans))}, which transformers runs position by "
-                f"position without its kernels; allowed: 1 to {_MOST_SCANNED}, and the batch in proportion larger"
+                f"{path}: --sequence: got {length} for {scan}, which is traced position by position; allowed: 1 "
+                f"to {_MOST_SCANNED}, and the batch in proportion larger"
             )
         tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
-        names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
-        return dict.fromkeys(names, tokens)
+        return {main: tokens} | ({"decoder_input_ids": tokens} if config.is_encoder_decoder else {})
     if main == "pixel_values" and getattr(config, "image_size", None):
         sides = config.image_size if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
         return {main: torch.zeros(1, getattr(config, "num_channels", 3), *sides, device="meta")}
-    raise InputError(
-        f"{path}: the model takes {main}; allowed: a model of tokens or of images of one size, or the model itself, "
-        "MODULE:FUNCTION with --sample"
-    )
+    raise InputError(f"{path}: the model takes {main}; {_OTHERWISE}")
 
 
 def _loss_of(model: Any, batch: Mapping[str, Any]) -> Any:

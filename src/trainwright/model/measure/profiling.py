@@ -99,7 +99,6 @@ class TraceOptions:
     precision: str = "fp32"
     device: str | None = None
     name: str = ""
-    fold: bool = True
     fuse: bool = False
 
     def __post_init__(self) -> None:
@@ -144,7 +143,6 @@ class TraceOptions:
             name=self.name or type(self.model).__name__,
             optimizer=_optimizer_name(self.optimizer),
             granule_bytes=self.granule_bytes,
-            fold=self.fold,
             fuse=self.fuse,
             seconds=seconds,
         )

@@ -16,7 +16,7 @@ from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.library.networks import build_network
 from trainwright.errors import EnsembleError, ProfileError
-from trainwright.model.layer import Block, Layer
+from trainwright.model.layer import Block, Layer, stages_of
 from trainwright.model.measure.roofline import predict_seconds
 from trainwright.model.profile import Profile
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, TimeTables
@@ -55,7 +55,7 @@ def _trace_member(member: Member) -> Profile:
         # What cannot be built or traced is estimated by its parameters below.
         with contextlib.suppress(EnsembleError, ProfileError):
             x = torch.zeros(_TRACED_ROWS, *member.input_shape, dtype=dtype)
-            return Profile.trace(build_network(member), x, optimizer=None, fold=False)
+            return Profile.trace(build_network(member), x, optimizer=None)
     count = member.parameter_count or 1
     width = math.isqrt(count) + 1
     row_bytes = _ELEMENT_BYTES * width * _TRACED_ROWS
@@ -72,23 +72,17 @@ def _trace_member(member: Member) -> Profile:
     return Profile(name=f"trial {member.trial}", batch=_TRACED_ROWS, blocks=(block,), input_bytes=row_bytes)
 
 
-def _list_layers(profile: Profile) -> Iterator[Layer]:
-    for block in profile.blocks:
-        for _ in range(block.count):
-            yield from block.layers
-
-
 def _batch_seconds(profile: Profile, batch: int, cluster: Cluster) -> float:
     """Return the seconds of a batch: its layers, and the way of the input to the device."""
     device, share = cluster.device, batch / _TRACED_ROWS
     layers = []
-    for layer in _list_layers(profile):
+    for layer in profile.layers:
         # The weights are read once, whatever the rows.
         weights = min(layer.forward_bytes, _ELEMENT_BYTES * layer.weight_elements)
         moved = weights + int((layer.forward_bytes - weights) * share)
         layers.append(replace(layer, forward_flops=layer.forward_flops * share, forward_bytes=moved))
     scaled = replace(profile, batch=batch, blocks=(Block(name="all", layers=tuple(layers)),))
-    found = math.fsum(layer.forward_seconds or 0.0 for layer in _list_layers(predict_seconds(scaled, device)))
+    found = math.fsum(layer.forward_seconds or 0.0 for layer in predict_seconds(scaled, device).layers)
     if device.host_bandwidth:
         found += profile.input_bytes * share / device.host_bandwidth
     return max(found, 1e-9)
@@ -105,6 +99,6 @@ def _member_footprint(member: Member, profile: Profile) -> MemberFootprint:
 
 def _live_bytes(profile: Profile) -> Iterator[int]:
     handed = 0
-    for block in profile.blocks:
-        yield handed + block.no_grad_temporary_bytes + block.output_bytes
-        handed = block.output_bytes
+    for stage in (stage for block in profile.blocks for stage in stages_of(block, _ELEMENT_BYTES)):
+        yield handed + stage.no_grad_temporary_bytes + stage.output_bytes
+        handed = stage.output_bytes
