@@ -13,7 +13,8 @@ from trainwright.model.describe.hugging_face import _make_module, describe_confi
 transformers = pytest.importorskip("transformers")
 
 _DESCRIBED = """
-llama mistral gemma gemma2 gemma3_text qwen2 qwen3 qwen3_moe mixtral gptj phi phi3 starcoder2 cohere2 olmo2 glm4 gpt_oss
+llama mistral gemma gemma2 gemma3_text qwen2 qwen3 qwen2_moe qwen3_moe mixtral deepseek_v2 deepseek_v3 gptj phi phi3
+starcoder2 cohere2 olmo2 glm4 glm4_moe gpt_oss
 """
 SMALL = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -29,18 +29,25 @@ _NAMES = {
     "feedforward": ("intermediate_size", "n_inner", "ffn_dim"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "top_k": ("num_experts_per_tok", "num_experts_per_token"),
+    "dense_layers": ("first_k_dense_replace",),
+    "shared_feedforward": ("shared_expert_intermediate_size",),
+    "latent_size": ("kv_lora_rank",),
+    "query_latent_size": ("q_lora_rank",),
+    "rotary_size": ("qk_rope_head_dim",),
+    "value_size": ("v_head_dim",),
 }
 """Words of `describe_transformer`, and the keys that families use for them, the first that is there."""
 _NEEDED = ("hidden", "layers", "heads", "vocabulary")
 _PLAIN = frozenset({"gpt_neox", "gptj", "bloom", "phi", "starcoder2"})
 """Families whose feed-forward part has no gate, and whose layers have biases."""
 _GATED_NAMES = """
-llama mistral gemma gemma2 gemma3_text qwen2 qwen3 qwen3_moe mixtral phi3 cohere cohere2 olmo olmo2 olmo3 olmoe granite
-granitemoe stablelm glm glm4 smollm3 gpt_oss exaone4 ernie4_5 phimoe seed_oss minimax_m2
+llama mistral gemma gemma2 gemma3_text qwen2 qwen3 qwen2_moe qwen3_moe mixtral deepseek_v2 deepseek_v3 phi3 cohere
+cohere2 olmo olmo2 olmo3 olmoe granite granitemoe stablelm glm glm4 glm4_moe smollm3 gpt_oss exaone4 ernie4_5 phimoe
+seed_oss minimax_m2 kimi_k2
 """
 _GATED = frozenset(_GATED_NAMES.split())
-_EQUAL_BLOCKS: Mapping[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
-"""What a configuration says, or leaves out, of a model whose blocks all have experts."""
+_EQUAL_BLOCKS: Mapping[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1, "moe_layer_freq": 1}
+"""What a configuration says, or leaves out, of a model whose blocks have experts from some layer on."""
 _SCANS = frozenset({"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer", "RwkvSelfAttention"})
 """Modules whose work is a loop over the positions, several operations each."""
 _MOST_SCANNED = 128
@@ -68,7 +75,12 @@ def describe_config(path: Path | str, *, sequence: int | None = None, precision:
         raise InputError(f"{path}: {_NAMES[missing[0]][0]} is missing; allowed: a config.json of a decoder")
     shape.setdefault("head_size", shape["hidden"] // shape["heads"])
     if shape.get("experts"):
-        shape["feedforward"] = int(content.get("moe_intermediate_size") or shape["feedforward"])
+        inner = int(content.get("moe_intermediate_size") or shape["feedforward"])
+        shape |= {"dense_feedforward": shape["feedforward"], "feedforward": inner}
+        shape.setdefault("shared_feedforward", inner * int(content.get("n_shared_experts") or 0))
+    if shape.get("latent_size"):
+        # The head of a query has a part that carries the position beside the one that does not.
+        shape |= {"head_size": int(content["qk_nope_head_dim"]) + shape["rotary_size"], "kv_heads": shape["heads"]}
     shape["sequence"] = sequence or shape.get("sequence", 2048)
     return describe_transformer(
         **shape,

@@ -4,7 +4,7 @@ Sizes of kept activations follow Korthikanti et al., "Reducing Activation Recomp
 (arXiv 2205.05198), section 4; floating-point operations its appendix A.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from trainwright.errors import InputError
 from trainwright.model.layer import ELEMENT_BYTES, Block, Layer, Transformer
@@ -34,9 +34,16 @@ def describe_transformer(
     fused_attention: bool = False,
     tied: bool = True,
     biases: bool = True,
-    positions: bool = True,
+    positions: bool | int = True,
     experts: int = 0,
     top_k: int = 1,
+    shared_feedforward: int = 0,
+    dense_layers: int = 0,
+    dense_feedforward: int = 0,
+    latent_size: int = 0,
+    query_latent_size: int = 0,
+    rotary_size: int = 0,
+    value_size: int = 0,
     precision: str = "amp-bf16",
     name: str = "transformer",
 ) -> Profile:
@@ -44,11 +51,17 @@ def describe_transformer(
 
     `kv_heads` 0 means as many as heads, `head_size` 0 hidden / heads, `feedforward` 0 4 * hidden. A `gated`
     feed-forward part has two inner matrices (SwiGLU). `fused_attention` keeps queries, keys, values and output in
-    place of the scores. With `tied` the head has the embedding's weights. `positions` learns one vector a position.
-    `experts` > 0 replaces every feed-forward part by so many, of which each token visits `top_k`. Of a block
-    without these choices autograd keeps s * h * (34 + 5 * a * s / h) bytes a sample in half precision; weights are
-    12 h^2 + 13 h. With `vocabulary` 0 there are the blocks alone, which is what published tables of activation
-    memory count.
+    place of the scores. With `tied` the head has the embedding's weights. `positions` learns one vector a position, or
+    so many. With `vocabulary` 0 there are the blocks alone, which is what published tables of activation memory count.
+    Of a block without these choices autograd keeps s * h * (34 + 5 * a * s / h) bytes a sample in half precision;
+    weights are 12 h^2 + 13 h.
+
+    `experts` > 0 replaces every feed-forward part by so many, of which each token visits `top_k`, and beside them one
+    of `shared_feedforward` that all tokens visit; the first `dense_layers` blocks have one of `dense_feedforward`
+    instead. `latent_size` > 0 makes the attention a latent one (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and
+    values come from a vector of so many features, queries from one of `query_latent_size` (0: from the hidden vector);
+    `rotary_size` of a head's features carry the position, one vector for the keys of all heads; values have
+    `value_size` features (0: `head_size`).
 
     Raises `InputError` for sizes below 1, heads that do not divide hidden, or an unknown precision.
     """
@@ -72,9 +85,17 @@ def describe_transformer(
         top_k=top_k,
     )
     # Layers of one block, repeated `layers` times by the block's count.
-    maker = _Layers(shape, ELEMENT_BYTES[precision], dropout=dropout, bias=int(biases))
-    block = _block_layers(maker, gated=gated, fused=fused_attention)
-    blocks: tuple[Block, ...] = (replace(_make_block("block", block, maker), count=layers, transformer=shape),)
+    latent = _Latent(keys=latent_size, queries=query_latent_size, rotary=rotary_size, values=value_size)
+    kinds = [("block", shape, layers - dense_layers, shared_feedforward)]
+    if dense_layers:
+        check(dense_layers, integer(minimum=0, maximum=layers), "describe_transformer: dense_layers")
+        dense = replace(shape, experts=0, top_k=1, feedforward=dense_feedforward or 4 * hidden)
+        kinds = [("dense", dense, dense_layers, 0), *(kind for kind in kinds if kind[2])]
+    blocks: tuple[Block, ...] = ()
+    for title, kind, count, shared in kinds:
+        maker = _Layers(kind, ELEMENT_BYTES[precision], dropout=dropout, bias=int(biases), latent=latent)
+        block = _block_layers(maker, gated=gated, fused=fused_attention, shared=shared)
+        blocks += (replace(_make_block(title, block, maker), count=count, transformer=kind),)
     # Without a vocabulary the blocks alone, which is what published tables of activation memory count.
     if vocabulary:
         blocks = (
@@ -98,11 +119,22 @@ def describe_transformer(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Latent:
+    """Sizes of latent attention; `keys` 0: of none."""
+
+    keys: int
+    queries: int
+    rotary: int
+    values: int
+
+
 class _Layers:
     """Makes the layers of one sample of s positions; `size` bytes an element of an activation."""
 
-    def __init__(self, shape: Transformer, size: int, *, dropout: bool, bias: int) -> None:
-        self.shape, self.size, self.dropout, self.bias = shape, size, dropout, bias
+    def __init__(self, shape: Transformer, size: int, *, dropout: bool, bias: int, latent: _Latent) -> None:
+        self.shape, self.size, self.dropout, self.bias, self.latent = shape, size, dropout, bias, latent
+        self.value_size = latent.values or shape.head_size
         self.stream = shape.sequence * shape.hidden
 
     def linear(self, name: str, inputs: int, outputs: int, *, saved: int | None = None, weights: bool = True) -> Layer:
@@ -155,7 +187,8 @@ class _Layers:
         shape = self.shape
         # Queries are as wide as all heads together, keys and values each as wide as their own heads.
         queries = shape.sequence * shape.heads * shape.head_size
-        inputs = queries + 2 * shape.sequence * shape.head_size * shape.kv_heads
+        results = shape.sequence * shape.heads * self.value_size
+        inputs = queries + shape.sequence * (shape.head_size + self.value_size) * shape.kv_heads
         # Scores grow with the square of the sequence: what fused attention avoids.
         scores = shape.heads * shape.sequence**2
         # The paper keeps softmax and dropout outputs at the size of an element, and a mask of a byte: 5 a s^2.
@@ -163,13 +196,13 @@ class _Layers:
         # The output of a fused kernel is what the projection keeps as its input: only the row sums come on top.
         saved = self.size * inputs + (4 * shape.heads * shape.sequence if fused else saved_scores)
         # Scores go to memory and back three times: between product, softmax, dropout and product.
-        traffic = self.size * (inputs + queries) + (0 if fused else 6 * self.size * scores)
-        flops = 4.0 * shape.sequence * queries
+        traffic = self.size * (inputs + results) + (0 if fused else 6 * self.size * scores)
+        flops = 2.0 * shape.sequence * (queries + results)
         return Layer(
             name="attention",
             kind="attention",
             input_elements=inputs,
-            output_elements=queries,
+            output_elements=results,
             forward_flops=flops,
             # A fused kernel computes the scores again: five products for the two of forward.
             backward_flops=flops * (2.5 if fused else 2),
@@ -180,9 +213,27 @@ class _Layers:
             launches=1 if fused else 5,
         )
 
-    def embedding(self, vocabulary: int, *, positions: bool) -> list[Layer]:
+    def projections(self) -> list[Layer]:
+        """Return the products that make queries, keys and values of all heads."""
+        shape, latent = self.shape, self.latent
+        queries = shape.heads * shape.head_size
+        if not latent.keys:
+            # Grouped-query attention: fewer heads of keys and values than of queries.
+            return [self.linear("attention.in", shape.hidden, queries + 2 * shape.head_size * shape.kv_heads)]
+        # Down to the small vectors, whose norms have a weight a feature, and up from them to all heads.
+        down = self.linear("attention.down", shape.hidden, latent.queries + latent.keys + latent.rotary)
+        down = replace(down, weight_elements=down.weight_elements + latent.queries + latent.keys)
+        ahead = shape.heads * (shape.head_size - latent.rotary + self.value_size)
+        return [
+            down,
+            self.linear("attention.queries", latent.queries or shape.hidden, queries),
+            self.linear("attention.keys_values", latent.keys, ahead),
+        ]
+
+    def embedding(self, vocabulary: int, *, positions: bool | int) -> list[Layer]:
         """Return the word and position vectors, and their dropout."""
-        weights = (vocabulary + (self.shape.sequence if positions else 0)) * self.shape.hidden
+        learnt = self.shape.sequence if positions is True else int(positions)
+        weights = (vocabulary + learnt) * self.shape.hidden
         indices = 8 * self.shape.sequence
         found = self.moved("embedding", "embedding", self.shape.sequence, saved=indices, outputs=self.stream)
         return [replace(found, weight_elements=weights), self.residual("embedding.dropout")]
@@ -201,28 +252,30 @@ class _Layers:
         return [self.norm("head.norm"), logits, loss]
 
 
-def _block_layers(maker: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
-    shape = maker.shape
-    hidden, inner = shape.hidden, shape.feedforward
-    # Grouped-query attention: fewer heads of keys and values than of queries.
-    wide_heads, keys = shape.head_size * shape.heads, shape.head_size * shape.kv_heads
-    first = maker.linear("feedforward.in", hidden, (1 + gated) * inner)
-    wide = shape.sequence * inner
+def _feedforward(maker: _Layers, name: str, inner: int, *, gated: bool) -> list[Layer]:
+    """Return both products of a feed-forward part and the non-linearity between them."""
+    wide = maker.shape.sequence * inner
     # The paper keeps the input of the non-linearity; its output is the input that the second matrix keeps.
     middle = maker.moved(
-        "feedforward.activation", "pointwise", (1 + gated) * wide, saved=maker.size * (1 + gated) * wide, outputs=wide
+        f"{name}.activation", "pointwise", (1 + gated) * wide, saved=maker.size * (1 + gated) * wide, outputs=wide
     )
-    second = maker.linear("feedforward.out", inner, hidden)
-    feedforward = [first, middle, second]
+    first = maker.linear(f"{name}.in", maker.shape.hidden, (1 + gated) * inner)
+    return [first, middle, maker.linear(f"{name}.out", inner, maker.shape.hidden)]
+
+
+def _block_layers(maker: _Layers, *, gated: bool, fused: bool, shared: int) -> list[Layer]:
+    shape = maker.shape
+    feedforward = _feedforward(maker, "feedforward", shape.feedforward, gated=gated)
     # The router keeps nothing of its own: its input is the norm's output, which the experts save.
     if shape.experts:
-        router = maker.linear("feedforward.router", hidden, shape.experts, saved=0)
+        router = maker.linear("feedforward.router", shape.hidden, shape.experts, saved=0)
         feedforward = [router, *(_per_expert(layer, shape) for layer in feedforward)]
+        feedforward += _feedforward(maker, "feedforward.shared", shared, gated=gated) if shared else []
     return [
         maker.norm("attention.norm"),
-        maker.linear("attention.in", hidden, wide_heads + 2 * keys),
+        *maker.projections(),
         maker.attention(fused=fused),
-        maker.linear("attention.out", wide_heads, hidden),
+        maker.linear("attention.out", shape.heads * maker.value_size, shape.hidden),
         maker.residual("attention.residual"),
         maker.norm("feedforward.norm"),
         *feedforward,

@@ -27,7 +27,10 @@ from trainwright.validators import check, integer, number, one_of
 __all__ = ["RunTable", "read_runs"]
 
 _SHAPE = ("hidden", "layers", "heads", "sequence")
-_SHAPE_NUMBERS = (*_SHAPE, "vocabulary", "kv_heads", "head_size", "feedforward", "experts", "top_k")
+_SHAPE_NUMBERS = (
+    *_SHAPE, "vocabulary", "kv_heads", "head_size", "feedforward", "experts", "top_k", "shared_feedforward",
+    "dense_layers", "dense_feedforward", "latent_size", "query_latent_size", "rotary_size", "value_size",
+)  # fmt: skip
 _SHAPE_FLAGS = ("gated", "fused_attention", "tied", "dropout", "biases", "positions")
 _AXES = tuple(axis.name for axis in AXES)
 _COUNTED = frozenset({*_AXES, "batch", "micro", "shard", "chunks"})  # at least one; other whole numbers may be 0
