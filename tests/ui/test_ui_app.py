@@ -141,7 +141,7 @@ class TestWhatIsTold:
         until(lambda: all(each["loaded"] for each in client.told("/api/studies")["studies"]))
         both = client.told(f"/api/views/comparison?studies={ids['digits']},{ids['more/letters']}")["figures"]
         assert [figure["name"] for figure in both] == ["comparison", "edf"]
-        assert sorted(len(trace["x"]) for trace in both[0]["data"]) == [4, 12]
+        assert sorted(len(trace["x"]) for trace in both[0]["data"]) == [5, 13]
         refused = client.ask(f"/api/views/comparison?studies={ids['digits']},{ids['strange']}")
         assert refused.status_code == 400
         assert "compare studies of one" in refused.json()["error"]

@@ -10,6 +10,7 @@ from trainwright.cli.command import Argument, Option, Result, StudyFolder
 from trainwright.errors import InputError, SearchError, closest
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.groups import GROUPS, FigureSource
+from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.parameters import contour, scatter
 from trainwright.report.figures.studies import comparison, distribution
 from trainwright.report.files import target
@@ -22,6 +23,13 @@ __all__ = ["figure"]
 
 _KINDS = (".pdf", ".svg", ".png")
 _WIDTHS = 40.0, 400.0
+_NEEDS = {
+    "front": "it needs two objectives or more, and a result",
+    "curves": "no trial has reported two epochs",
+    "parallel": "it needs two results",
+    "ensembles": "no trial left predictions for one (trainwright.ensemble.leave)",
+    "contour": "it needs three results with both parameters",
+}
 
 
 def figure(
@@ -32,7 +40,7 @@ def figure(
     width: Annotated[str, Option(help="Its width, in millimetres.")] = "85mm",
     of: Annotated[
         str | None,
-        Option(help="Names for a slice, contour or scatter, by commas [the most important parameters]."),
+        Option(help="Names for a slice, contour, scatter or parallel, by commas [the most important parameters]."),
     ] = None,
     compare: Annotated[list[Path] | None, Option(help="A further study, for comparison and edf.")] = None,
 ) -> Result:
@@ -53,6 +61,7 @@ def _find_figure(source: FigureSource, name: str, of: str | None, others: Mappin
         "slice": lambda: _draw_parameters(source, of, 1),
         "contour": lambda: _draw_parameters(source, of, 2),
         "scatter": lambda: _draw_scatter(source, of),
+        **({"parallel": lambda: _draw_parallel(source, of)} if of else {}),
         "edf": lambda: distribution(studies),
         "comparison": lambda: comparison(studies),
     }
@@ -66,10 +75,10 @@ def _find_figure(source: FigureSource, name: str, of: str | None, others: Mappin
         figures = [one for each in drawn for one in each.figures if name in (*GROUPS, one.name)]
         found, notes = next(iter(figures), None), [note for each in drawn for note in each.notes]
         if found is None and name not in GROUPS:
-            known = [*GROUPS, *further, *(one.name for each in drawn for one in each.figures)]
+            known = list(dict.fromkeys([*GROUPS, *further, *(one.name for each in drawn for one in each.figures)]))
             raise InputError(f"figure: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
     if found is None:
-        why = notes[0].rstrip(".") if notes else "too few trials have what it shows"
+        why = notes[0].rstrip(".") if notes else _NEEDS.get(name, "no trial has what it shows")
         raise InputError(f"figure: the study in {source.directory} has no figure {name!r}: {why}")
     return found
 
@@ -78,24 +87,33 @@ def _draw_parameters(source: FigureSource, of: str | None, count: int) -> Figure
     space = source.space
     if space is None:
         return None
-    names = [name.strip() for name in of.split(",")] if of else []
+    names = _split_names(of)
     if not names:
         # The most important first; of too few results nothing is known.
         with suppress(SearchError):
             names = list(importance_of(source.overview.state, space).ordered)
         names = list(dict.fromkeys([*names, *(column.name for column in space.columns)]))[:count]
     if len(names) != count:
-        raise InputError(f"figure: --of names {len(names)} parameters; allowed: {count}, such as --of lr,width")
+        example = "lr" if count == 1 else "lr,width"
+        raise InputError(f"figure: --of has {len(names)} names; needed: {count}, such as --of {example}")
     if count == 1:
         return scatter(source.overview, space, names[0], source.overview.objectives[0].metric)
     return contour(source.overview, space, names[0], names[1])
 
 
 def _draw_scatter(source: FigureSource, of: str | None) -> Figure | None:
-    names = [name.strip() for name in (of or "").split(",")]
+    names = _split_names(of)
     if len(names) != 2:
         raise InputError("figure: --of of a scatter is two names, such as --of seconds,loss")
     return None if source.space is None else scatter(source.overview, source.space, names[0], names[1])
+
+
+def _draw_parallel(source: FigureSource, of: str | None) -> Figure | None:
+    return None if source.space is None else parallel_coordinates(source.overview, source.space, _split_names(of))
+
+
+def _split_names(of: str | None) -> list[str]:
+    return [name.strip() for name in of.split(",")] if of else []
 
 
 def _parse_width(text: str) -> float:

@@ -1,24 +1,29 @@
 """Figures for papers: a figure's traces drawn by matplotlib as PDF, SVG or PNG, light, at a width in millimetres.
 
-Text is 7 points at least at that width, fonts are embedded, and each legend entry has the mark of its trace.
+Text is 7 points at least at that width, fonts are embedded, and each legend entry has the mark of its trace. What does
+not fit is wrapped, tilted, or left out, in this order; nothing overlaps.
 """
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from html import unescape
 from importlib.resources import files
 from itertools import pairwise
+from math import asin, degrees
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import MissingExtra
+from trainwright.errors import InputError, MissingExtra
 from trainwright.report.figures.figure import Figure, Json
 from trainwright.report.files import replacing
 
 __all__ = ["draw_paper_figure"]
 
-_MM_PER_INCH = 25.4
+_MM_PER_INCH, _POINTS_PER_INCH = 25.4, 72
 _POINTS = 7.0
+# Of a letter and of a legend's mark with the gaps next to it, for texts that are not drawn yet.
+_LETTER_POINTS, _MARK_POINTS, _LINE_POINTS = 0.56 * _POINTS, 5 * _POINTS, 1.6 * _POINTS
 _SYMBOLS = {"circle": "o", "circle-open": "o", "diamond": "D", "star": "*", "x-thin-open": "x"}
 _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
 # Pixels of the page, about 700 wide, to points of a column about 85 mm wide.
@@ -39,6 +44,8 @@ def draw_paper_figure(figure: Figure, path: Path, width_mm: float) -> None:
         "xtick.labelsize": _POINTS,
         "ytick.labelsize": _POINTS,
         "legend.fontsize": _POINTS,
+        "axes.formatter.limits": (-3, 5),
+        "axes.formatter.useoffset": False,
         "pdf.fonttype": 42,
         "svg.fonttype": "path",
         # The same study gives the same file.
@@ -50,15 +57,25 @@ def draw_paper_figure(figure: Figure, path: Path, width_mm: float) -> None:
     with rc_context(style):
         inches = width_mm / _MM_PER_INCH
         tall = min(max(figure.height / 560, 0.5), 1.6)
-        canvas = Canvas(figsize=(inches, inches * tall), layout="constrained", facecolor="white")
-        _draw(canvas, figure, _read_colours())
+        # The legend has room of its own below the plot.
+        legend = _count_rows(_legend_names(figure), inches * _POINTS_PER_INCH)[1] * _LINE_POINTS / _POINTS_PER_INCH
+        canvas = Canvas(figsize=(inches, inches * tall + legend), layout="constrained", facecolor="white")
         kind = path.suffix[1:].lower()
         dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-        with replacing(path) as temporary:
-            canvas.savefig(temporary, format=kind, dpi=300, metadata=dates.get(kind))
+        with replacing(path) as temporary, warnings.catch_warnings():
+            warnings.filterwarnings("error", message="constrained_layout not applied")
+            try:
+                _draw(canvas, figure, _read_colours())
+                canvas.savefig(temporary, format=kind, dpi=300, metadata=dates.get(kind))
+            except UserWarning as error:
+                raise InputError(
+                    f"figure: the texts of {figure.name} leave no room in {width_mm:g} mm; allowed: a larger --width, "
+                    "or fewer names by --of"
+                ) from error
 
 
 def _draw(canvas: Any, figure: Figure, colours: Mapping[str, str]) -> None:
+    wide, tall = (inches * _POINTS_PER_INCH for inches in canvas.get_size_inches())
     lower = figure.layout.get("yaxis2")
     if lower is None:
         plots = {"y": canvas.subplots()}
@@ -67,10 +84,10 @@ def _draw(canvas: Any, figure: Figure, colours: Mapping[str, str]) -> None:
         share = max(lower["domain"][1], 0.2)
         both = canvas.subplots(2, 1, sharex=True, height_ratios=[1 - share, share])
         plots = {"y": both[0], "y2": both[1]}
-    canvas.suptitle(_plain(figure.title), fontsize=_POINTS + 1)
+    canvas.suptitle(_wrap(_plain(figure.title), wide * 0.75), fontsize=_POINTS + 1)
     for name, plot in plots.items():
         settings = figure.layout["yaxis" if name == "y" else "yaxis2"]
-        _set_axis(plot, "y", settings)
+        _set_axis(plot, "y", settings, tall * 0.6 / len(plots))
         for trace in figure.data:
             if trace.get("yaxis", "y") == name:
                 _DRAW[trace["type"]](plot, trace, colours)
@@ -78,16 +95,30 @@ def _draw(canvas: Any, figure: Figure, colours: Mapping[str, str]) -> None:
         _set_limits(plot, "y", settings)
         _set_limits(plot, "x", figure.layout["xaxis"])
     bottom = plots.get("y2", plots["y"])
-    _set_axis(bottom, "x", figure.layout["xaxis"])
+    _set_axis(bottom, "x", figure.layout["xaxis"], wide * 0.7)
     top = plots["y"]
     for shape in figure.layout.get("shapes", ()):
         _draw_shape(top, shape, colours)
     notes = [(note, _draw_note(top, note)) for note in figure.layout.get("annotations", ())]
     handles, labels = top.get_legend_handles_labels()
-    if labels:
-        columns = 2 if max(map(len, labels)) < 24 else 1
-        canvas.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
-    _tilt_overlapping(canvas, [text for note, text in notes if "<b>" in note["text"]])
+    # One entry tells no trace from another.
+    if len(labels) > 1:
+        canvas.legend(handles, labels, loc="outside lower center", ncols=_count_rows(labels, wide)[0], frameon=False)
+    _tell_apart(canvas, plots.values(), notes)
+
+
+def _legend_names(figure: Figure) -> list[str]:
+    names = [_label(trace) for trace in figure.data if trace.get("yaxis", "y") == "y"]
+    return [name for name in names if not name.startswith("_")]
+
+
+def _count_rows(names: Sequence[str], points: float) -> tuple[int, int]:
+    """Return how many columns and rows a legend of these entries has at this width; no row for one entry."""
+    if len(names) < 2:
+        return 1, 0
+    entries = [len(name) * _LETTER_POINTS + _MARK_POINTS for name in names]
+    columns = len(names) if sum(entries) < points else max(int(points / max(entries)), 1)
+    return columns, -(-len(names) // columns)
 
 
 def _draw_scatter(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
@@ -118,9 +149,13 @@ def _draw_scatter(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
 
 def _draw_bars(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
     """Draw horizontal bars, which all of ours are."""
-    left = trace.get("base", 0)
+    names = [_number(y) for y in trace["y"]]
     colour = colours[trace["marker"]["color"]]
-    plot.barh([_plain(y) for y in trace["y"]], trace["x"], 0.7, left=left, color=colour, label=_label(trace))
+    plot.barh(names, trace["x"], 0.7, left=trace.get("base", 0), color=colour, label=_label(trace))
+    # One or two bars alone would fill the plot.
+    spare = (3 - len(set(plot.get_yticks()))) / 2
+    if spare > 0:
+        plot.set_ylim(-0.5 - spare, 2.5 - spare)
 
 
 def _draw_heatmap(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
@@ -132,7 +167,7 @@ def _draw_heatmap(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
     limits = {"vmin": trace.get("zmin"), "vmax": trace.get("zmax")}
     image = plot.pcolormesh(trace["x"], trace["y"], z, cmap=shades, shading="nearest", rasterized=True, **limits)
     if trace.get("showscale"):
-        plot.figure.colorbar(image, ax=plot, label=_plain(trace["name"]))
+        plot.figure.colorbar(image, ax=plot, label=_wrap(_plain(trace["name"]), 1.2 * _POINTS_PER_INCH))
 
 
 _DRAW = {"scatter": _draw_scatter, "bar": _draw_bars, "heatmap": _draw_heatmap}
@@ -147,15 +182,6 @@ def _draw_shape(plot: Any, shape: Json, colours: Mapping[str, str]) -> None:
     style = _DASHES[line.get("dash", "solid")]
     width = line.get("width", 1) * _PER_PIXEL
     plot.plot(*ends, style, color=colours[line["color"]], linewidth=width, transform=transform, zorder=1)
-
-
-def _tilt_overlapping(canvas: Any, heads: list[Any]) -> None:
-    """Tilt the heads of axes, such as those of parallel coordinates, if two of them overlap at this width."""
-    canvas.draw_without_rendering()
-    boxes = [head.get_window_extent() for head in heads]
-    if any(left.x1 > right.x0 for left, right in pairwise(boxes)):
-        for head in heads:
-            head.set(rotation=25, ha="left", rotation_mode="anchor")
 
 
 def _draw_note(plot: Any, note: Json) -> Any:
@@ -174,14 +200,72 @@ def _draw_note(plot: Any, note: Json) -> Any:
     )
 
 
-def _set_axis(plot: Any, side: str, settings: Json) -> None:
-    """Set an axis's title, scale and ticks."""
-    from matplotlib.ticker import NullFormatter, PercentFormatter
+def _tell_apart(canvas: Any, plots: Iterable[Any], notes: Sequence[tuple[Json, Any]]) -> None:
+    """Tilt, turn or hide texts that would lie on each other at this width."""
+    canvas.draw_without_rendering()
+    for plot in plots:
+        across = [label for label in plot.get_xticklabels() if label.get_text()]
+        if _overlap(across):
+            for label in across:
+                label.set(rotation=35, ha="right", rotation_mode="anchor")
+        _hide_overlapping([label for label in plot.get_yticklabels() if label.get_text()])
+    heads = [text for note, text in notes if "<b>" in note["text"]]
+    if len(heads) > 1:
+        _arrange_axes(heads, [text for note, text in notes if "<b>" not in note["text"]])
+
+
+def _arrange_axes(heads: Sequence[Any], ticks: Sequence[Any]) -> None:
+    """Arrange the texts of parallel axes: heads are tilted, and values turned, as little as makes them fit."""
+    gap = heads[0].axes.transData.transform([(0, 0), (1, 0)])[:, 0]
+    room = gap[1] - gap[0]
+    if _overlap(heads):
+        high = max(head.get_window_extent().height for head in heads)
+        angle = min(max(degrees(asin(min(1.2 * high / room, 1))), 25), 90)
+        for head in heads:
+            head.set(rotation=angle, ha="left", rotation_mode="anchor")
+        # Tilted heads are taller and leave less height to the axes.
+        heads[0].figure.draw_without_rendering()
+    for place in {text.xy[0] for text in ticks}:
+        column = [text for text in ticks if text.xy[0] == place]
+        if place < len(heads) - 1 and any(text.get_window_extent().width > room - 4 for text in column):
+            # Those at the ends stay within the axis.
+            for text in column:
+                side = {0.0: "bottom", 1.0: "top"}.get(text.xy[1], "center")
+                text.set(rotation=90, va=side)
+        # The ends say most.
+        column.sort(key=lambda text: (-abs(text.xy[1] - 0.5), text.xy[1]))
+        _hide_overlapping(column)
+
+
+def _overlap(texts: Sequence[Any]) -> bool:
+    boxes = sorted((text.get_window_extent() for text in texts), key=lambda box: float(box.x0))
+    return any(left.x1 > right.x0 for left, right in pairwise(boxes))
+
+
+def _hide_overlapping(texts: Sequence[Any]) -> None:
+    """Hide each text that lies on an earlier one that is shown."""
+    shown: list[Any] = []
+    for text in texts:
+        box = text.get_window_extent()
+        if any(box.overlaps(other) for other in shown):
+            text.set_visible(False)
+        else:
+            shown.append(box)
+
+
+def _set_axis(plot: Any, side: str, settings: Json, points: float) -> None:
+    """Set the title of an axis that is about `points` long, its scale and ticks."""
+    from matplotlib.ticker import LogFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
     own = getattr(plot, f"{side}axis")
-    getattr(plot, f"set_{side}label")(_plain(settings["title"]["text"]))
+    getattr(plot, f"set_{side}label")(_wrap(_plain(settings["title"]["text"]), points))
     if settings.get("type") == "log":
         getattr(plot, f"set_{side}scale")("log")
+        # Powers as 0.001 or 1e-05: a raised exponent would be smaller than all other text.
+        own.set_major_formatter(LogFormatter(labelOnlyBase=False))
+        own.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
+    if settings.get("dtick") == 1 and settings.get("type") != "log":
+        own.set_major_locator(MaxNLocator("auto", integer=True))
     if settings.get("tickformat", "").endswith("%"):
         own.set_major_formatter(PercentFormatter(1.0, decimals=0))
     if "tickvals" in settings:
@@ -206,8 +290,21 @@ def _label(trace: Json) -> str:
     return _plain(trace["name"]) if trace.get("showlegend", True) and trace["name"] else "_none"
 
 
+def _wrap(text: str, points: float) -> str:
+    """Break a text into lines of about `points`, after spaces and the marks within long names."""
+    lines = [""]
+    for part in re.split(r"(?<=[ _./-])", text):
+        if lines[-1] and (len(lines[-1]) + len(part)) * _LETTER_POINTS > points:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip(" ") for line in lines)
+
+
 def _number(value: Any) -> Any:
-    return float("nan") if value is None else _plain(value) if isinstance(value, str) else value
+    """Return a value to draw: NaN for None, and the name of a category in lines of about an inch."""
+    if isinstance(value, str):
+        return _wrap(_plain(value), _POINTS_PER_INCH)
+    return float("nan") if value is None else value
 
 
 def _plain(html: str) -> str:

@@ -18,7 +18,7 @@ from trainwright.report.figures.figure import (
 from trainwright.report.formatting import count, duration, escape, number, time_unit
 from trainwright.report.overview import Overview
 
-__all__ = ["best_so_far"]
+__all__ = ["best_so_far", "draw_results"]
 
 _MOST_POINTS = 1500
 
@@ -52,7 +52,7 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
             name=f"{name}-{objective}",
             title=title,
             caption=f"{caption} {remark}".strip(),
-            data=[*_draw_dots(overview, order, values, x, thin), _draw_line(values, x, records)],
+            data=[*draw_results(overview, order[thin], x[thin], values[thin]), _draw_line(values, x, records)],
             layout=layout(xaxis=x_axis, yaxis=y),
         )
 
@@ -63,7 +63,7 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
             f"The best of {count(len(order), 'result')}, {best}, came as result {last + 1:,}, "
             f"after {count(len(records) - 1, 'improvement')}.",
             steps.astype(np.float64),
-            axis("results", rangemode="tozero", **({"dtick": 1} if len(order) <= 10 else {})),
+            axis("results", rangemode="tozero", dtick=1),
         ),
         figure(
             "best-time",
@@ -75,28 +75,25 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
     )
 
 
-def _draw_dots(
-    overview: Overview,
-    order: NDArray[np.int64],
-    values: NDArray[np.float64],
-    x: NDArray[np.float64],
-    thin: NDArray[np.int64],
+def draw_results(
+    overview: Overview, results: NDArray[np.int64], x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> list[Json]:
+    """Return points [results] as traces by how the trials ended: stopped early, infeasible or complete."""
     # What was stopped early has a value, but not of its full length.
-    stopped = np.array([overview.trials[at].status is not Status.COMPLETE for at in order])
-    feasible = overview.within[order]
-    size, opacity = (6, 0.9) if len(thin) <= 300 else (4, 0.5)
+    stopped = np.array([overview.trials[at].status is not Status.COMPLETE for at in results])
+    feasible = overview.within[results]
+    size, opacity = (6, 0.9) if len(results) <= 300 else (4, 0.5)
     traces = []
     for name, mask, colour, symbol in (
         ("stopped early", stopped, "--muted", "x-thin-open"),
         ("infeasible", ~stopped & ~feasible, "--red", "circle-open"),
         ("complete", ~stopped & feasible, "--blue", "circle"),
     ):
-        chosen = thin[mask[thin]]
-        if len(chosen):
-            numbers = [overview.trials[order[at]].number for at in chosen]
-            y, tip = rounded(values[chosen]), "trial %{customdata}: %{y:.4g}"
-            marks = draw_marks(name, rounded(x[chosen]), y, colour, tip, size=size, symbol=symbol, opacity=opacity)
+        if mask.any():
+            style = {"size": size, "symbol": symbol, "opacity": opacity}
+            numbers = [overview.trials[at].number for at in results[mask]]
+            tip = "trial %{customdata}: %{y:.4g}"
+            marks = draw_marks(name, rounded(x[mask]), rounded(y[mask]), colour, tip, **style)
             traces.append({**marks, "customdata": numbers})
     return traces
 

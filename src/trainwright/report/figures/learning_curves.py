@@ -112,10 +112,10 @@ def _epoch_axis(overview: Overview) -> Json:
     """Return a logarithmic axis where rungs grow by factors, else most trials would fill its first inch."""
     rungs = overview.rungs
     if len(rungs) < 2 or any(later < 2 * earlier for earlier, later in pairwise(rungs)):
-        return axis("epoch", rangemode="tozero")
-    ticks = sorted({*rungs, overview.epochs})
+        return axis("epoch", rangemode="tozero", dtick=1)
+    ticks = sorted({1, *rungs, overview.epochs})
     # A little room at both ends, so that the first and last ticks are whole.
-    ends = [math.log10(min(ticks[0], 1)) - 0.03, math.log10(overview.epochs) + 0.03]
+    ends = [-0.03, math.log10(overview.epochs) + 0.03]
     return axis("epoch (logarithmic)", type="log", tickvals=ticks, ticktext=[f"{t:,}" for t in ticks], range=ends)
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.errors import InputError, closest
 from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, layout, rounded, thinned
 from trainwright.report.formatting import count, escape, number, shown
 from trainwright.report.overview import Overview
 from trainwright.space import Choice, Space
 from trainwright.space.columns import Column
 
-__all__ = ["parallel_coordinates", "parameter_axis"]
+__all__ = ["check_known", "parallel_coordinates", "parameter_axis"]
 
 _MOST_LINES, _MOST_AXES, _MOST_TICKS = 250, 12, 8
 _INACTIVE = -0.13
@@ -37,16 +38,19 @@ class _Axis:
     ticks: Sequence[tuple[float, str]]  # place and text
 
 
-def parallel_coordinates(overview: Overview, space: Space) -> Figure | None:
-    """Return the figure, of at most 12 parameters, or None with fewer than two results."""
+def parallel_coordinates(overview: Overview, space: Space, names: Sequence[str] = ()) -> Figure | None:
+    """Return the figure, of `names` or at most 12 parameters, or None with fewer than two results."""
     if len(overview.results) < 2:
         return None
     # Thinned along the ranking, so that good and bad results keep their proportion.
     lines = overview.ranking[thinned(len(overview.ranking), _MOST_LINES)].tolist()
     # Unit coordinates: logarithmic parameters are spread as the search saw them.
     rows = np.array([space.encode(overview.trials[at].params) for at in lines])
-    columns = space.columns[:_MOST_AXES]
-    axes = [parameter_axis(space, column, rows[:, at]) for at, column in enumerate(columns)]
+    order = [column.name for column in space.columns]
+    for name in names:
+        check_known(name, order)
+    chosen = [order.index(name) for name in names] or range(min(len(order), _MOST_AXES))
+    axes = [parameter_axis(space, space.columns[at], rows[:, at]) for at in chosen]
     axes += [_result_axis(overview, objective, lines) for objective in range(min(len(overview.objectives), 3))]
     # Strength of a line by rank: the best are drawn strong and last, on top of the others.
     rank = np.empty(len(overview.trials))
@@ -56,7 +60,7 @@ def parallel_coordinates(overview: Overview, space: Space) -> Figure | None:
         if len(lines) < len(overview.results)
         else f"{count(len(lines), 'result')}, one line each."
     )
-    hidden = f" {len(columns)} of {space.dimension} parameters are shown." if len(columns) < space.dimension else ""
+    hidden = f" {len(chosen)} of {space.dimension} parameters are shown." if len(chosen) < space.dimension else ""
     inactive = " Below an axis, at “none”, pass trials without that parameter." if np.isnan(rows).any() else ""
     return Figure(
         name="parallel",
@@ -84,14 +88,19 @@ def parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> 
         # Choices are spread evenly, whatever their values are.
         span = max(len(values) - 1, 1)
         ticks = [(code / span, escape(shown(value), 14)) for code, value in enumerate(values)]
-        fewer = [*ticks[:: len(ticks) // _MOST_TICKS + 1], ticks[-1]]
-        return _Axis(column.name, units / span, ticks if len(ticks) <= _MOST_TICKS else fewer)
+        return _Axis(column.name, units / span, ticks)
     if column.points is not None and column.points <= _MOST_TICKS:
         marks = (np.arange(column.points) + 0.5) / column.points
     else:
         marks = np.linspace(0.0, 1.0, 5)
     texts = [escape(shown(value), 14) for value in _decode_values(space, column.name, marks)]
     return _Axis(column.name, units, list(zip(marks.tolist(), texts, strict=True)))
+
+
+def check_known(name: str, names: Sequence[str]) -> None:
+    """Raise `InputError` if nothing has that name."""
+    if name not in names:
+        raise InputError(f"figure: nothing is named {name!r}; there are: {', '.join(names)}{closest(name, names)}")
 
 
 def _decode_values(space: Space, name: str, units: NDArray[np.float64]) -> list[Any]:
@@ -114,6 +123,10 @@ def _result_axis(overview: Overview, objective: int, lines: Sequence[int]) -> _A
     if low_is_good:
         places, ticks = 1.0 - places, [(1.0 - mark, text) for mark, text in ticks]
     return _Axis(f"{overview.objectives[objective].metric} (by rank)", places, ticks)
+
+
+def _thin_ticks(ticks: Sequence[tuple[float, str]]) -> Sequence[tuple[float, str]]:
+    return ticks if len(ticks) <= _MOST_TICKS else [*ticks[:: len(ticks) // _MOST_TICKS + 1], ticks[-1]]
 
 
 def _draw_lines(
@@ -140,7 +153,7 @@ def _label_axis(x: int, item: _Axis) -> list[Json]:
     plain = {"x": x, "font": {"color": "--ink", "size": 11}}
     name = {**plain, "y": 1.04, "yanchor": "bottom", "text": f"<b>{escape(item.name, 22)}</b>"}
     beside = {**plain, "xanchor": "left", "xshift": 4, "bgcolor": "--halo"}
-    ticks = [{**beside, "y": place, "text": text} for place, text in item.ticks]
+    ticks = [{**beside, "y": place, "text": text} for place, text in _thin_ticks(item.ticks)]
     if np.isnan(item.places).any():
         ticks.append({**ticks[0], "y": _INACTIVE, "text": "none"})
     return [name, *ticks]

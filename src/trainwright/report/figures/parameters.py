@@ -6,19 +6,21 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.errors import InputError, closest
 from trainwright.ledger import TrialState
+from trainwright.report.figures.best_so_far import draw_results
 from trainwright.report.figures.figure import Figure, Json, axis, draw_marks, draw_trace, layout, rounded, value_axis
-from trainwright.report.figures.parallel_coordinates import parameter_axis
+from trainwright.report.figures.parallel_coordinates import check_known, parameter_axis
 from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
-from trainwright.space import Space
+from trainwright.space import Choice, Space
 
 __all__ = ["axis_names", "contour", "scatter"]
 
 _CELLS = 40
 _BANDWIDTH = 0.12
 """Of the smoothing, in units of a parameter's range: about as far as twenty results tell of each other."""
+_CUTOFF = 2.0
+"""In bandwidths: a cell without a result this near is left blank."""
 _NUMBERS: Mapping[str, Callable[[TrialState], float]] = {
     "epochs": lambda trial: trial.epoch,
     "seconds": lambda trial: trial.seconds,
@@ -32,23 +34,11 @@ def scatter(overview: Overview, space: Space, across: str, up: str) -> Figure | 
     active = np.isfinite(x) & np.isfinite(y)
     if not active.any():
         return None
-    numbers = np.array([overview.trials[at].number for at in overview.results])
     return Figure(
         name="scatter",
         title=f"{escape(up, 40)} against {escape(across, 40)}",
         caption=f"{count(int(active.sum()), 'result')}. {x_remark} {y_remark}".strip(),
-        data=[
-            draw_marks(
-                "result",
-                rounded(x[active]),
-                rounded(y[active]),
-                "--blue",
-                "trial %{customdata}",
-                size=5,
-                customdata=numbers[active].tolist(),
-                showlegend=False,
-            )
-        ],
+        data=draw_results(overview, overview.results[active], x[active], y[active]),
         layout=layout(xaxis=x_axis, yaxis=y_axis),
     )
 
@@ -64,7 +54,12 @@ def contour(overview: Overview, space: Space, first: str, second: str, objective
     values = overview.values[overview.results, objective][active]
     x, y = x[active], y[active]
     grid = np.linspace(0.0, 1.0, _CELLS)
-    smooth = _smooth_map(x, y, values, grid)
+    far_x = _measure_distance(space, first, grid, x)
+    far_y = _measure_distance(space, second, grid, y)
+    # Results far worse than the rest would leave one colour for all others.
+    best, median, worst = np.quantile(values, [0.05, 0.5, 0.95] if goal.direction == "min" else [0.95, 0.5, 0.05])
+    worst = median + np.sign(worst - median) * min(abs(worst - median), 3 * abs(median - best))
+    smooth = _smooth_map(far_x, far_y, np.clip(values, min(best, worst), max(best, worst)))
     metric = escape(goal.metric, 40)
     return Figure(
         name=f"contour-{first}-{second}",
@@ -78,10 +73,9 @@ def contour(overview: Overview, space: Space, first: str, second: str, objective
                 rounded(grid),
                 "%{z:.4g}",
                 z=[rounded(row) for row in smooth],
-                # Results far off the rest would leave one colour for all others.
-                zmin=float(np.quantile(values, 0.05)),
-                zmax=float(np.quantile(values, 0.95)),
-                colorscale=[[0, "--blue"], [1, "--surface"]] if goal.direction == "min" else _TO_GOOD,
+                zmin=float(min(best, worst)),
+                zmax=float(max(best, worst)),
+                colorscale=[[0, "--ramp-4"], [1, "--ramp-1"]] if goal.direction == "min" else _TO_GOOD,
                 showscale=True,
             ),
             draw_marks("result", rounded(x), rounded(y), "--ink", size=3, showlegend=False),
@@ -90,7 +84,7 @@ def contour(overview: Overview, space: Space, first: str, second: str, objective
     )
 
 
-_TO_GOOD = [[0, "--surface"], [1, "--blue"]]
+_TO_GOOD = [[0, "--ramp-1"], [1, "--ramp-4"]]
 
 
 def axis_names(overview: Overview, space: Space) -> list[str]:
@@ -101,7 +95,7 @@ def axis_names(overview: Overview, space: Space) -> list[str]:
 
 def _read_column(overview: Overview, space: Space, name: str) -> tuple[NDArray[np.float64], Json, str]:
     """Return the places of all results on an axis, NaN without one; the axis; and a remark on what it leaves out."""
-    _check_name(name, axis_names(overview, space))
+    check_known(name, axis_names(overview, space))
     if name in _parameter_names(space):
         return *_read_parameter(overview, space, name), ""
     read = _NUMBERS.get(name, lambda trial: trial.values.get(name, math.nan))
@@ -114,7 +108,7 @@ def _read_column(overview: Overview, space: Space, name: str) -> tuple[NDArray[n
 def _read_parameter(overview: Overview, space: Space, name: str) -> tuple[NDArray[np.float64], Json]:
     """Return the places in [0, 1] of all results on a parameter's axis, NaN where it is inactive, and the axis."""
     names = _parameter_names(space)
-    _check_name(name, names)
+    check_known(name, names)
     at = names.index(name)
     rows = np.array([space.encode(overview.trials[place].params)[at] for place in overview.results])
     item = parameter_axis(space, space.columns[at], rows)
@@ -130,18 +124,22 @@ def _parameter_names(space: Space) -> list[str]:
     return [column.name for column in space.columns]
 
 
-def _check_name(name: str, names: list[str]) -> None:
-    if name not in names:
-        raise InputError(f"figure: nothing is named {name!r}; there are: {', '.join(names)}{closest(name, names)}")
+def _measure_distance(
+    space: Space, name: str, grid: NDArray[np.float64], places: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the distances [cells, results] along a parameter in bandwidths; choices are equal or infinitely far."""
+    parameter = space.parameters[name]
+    if not isinstance(parameter, Choice):
+        return np.asarray(np.abs(grid[:, None] - places) / _BANDWIDTH)
+    steps = max(len(parameter.values) - 1, 1)
+    return np.where(np.rint(grid[:, None] * steps) == np.rint(places * steps), 0.0, np.inf)
 
 
 def _smooth_map(
-    x: NDArray[np.float64], y: NDArray[np.float64], values: NDArray[np.float64], grid: NDArray[np.float64]
+    across: NDArray[np.float64], up: NDArray[np.float64], values: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return [cells, cells] means of the values by a Gaussian kernel; NaN where no result is within two bandwidths."""
-    near_x = ((grid[:, None] - x) / _BANDWIDTH) ** 2
-    near_y = ((grid[:, None] - y) / _BANDWIDTH) ** 2
-    distance = near_y[:, None, :] + near_x[None, :, :]
+    """Return [cells, cells] means of the values by a Gaussian kernel; NaN where no result is near."""
+    distance = up[:, None, :] ** 2 + across[None, :, :] ** 2
     weights = np.exp(-0.5 * distance)
     means = (weights * values).sum(axis=2) / np.maximum(weights.sum(axis=2), 1e-300)
-    return np.asarray(np.where(distance.min(axis=2) < 4.0, means, np.nan))
+    return np.asarray(np.where(distance.min(axis=2) < _CUTOFF**2, means, np.nan))

@@ -24,16 +24,19 @@ def comparison(overviews: Mapping[str, Overview]) -> Figure | None:
     goal = next(iter(overviews.values())).objectives[0]
     sign = 1.0 if goal.direction == "min" else -1.0
     bests = {name: sign * np.minimum.accumulate(losses) for name, losses in found.items()}
-    y_axis, _ = value_axis(f"best {escape(goal.metric, 40)}", np.concatenate([*bests.values()]), low_is_good=True)
+    # Each improvement counts once: a study that found its best at once would leave all others outside of the axis.
+    steps = np.concatenate([np.unique(best) for best in bests.values()])
+    y_axis, remark = value_axis(f"best {escape(goal.metric, 40)}", steps, low_is_good=sign > 0)
     return Figure(
         name="comparison",
         title=f"Best {escape(goal.metric, 40)} so far",
-        caption=f"{count(len(bests), 'study', 'studies')}, in the order in which results came.",
+        caption=f"{count(len(bests), 'study', 'studies')}, in the order in which results came. {remark}".strip(),
         data=[
-            draw_lines(name, list(range(1, len(best) + 1)), rounded(best), **_style(place), shape="hv")
+            # The line begins half a result early, so that one result alone is a line too.
+            draw_lines(name, [0.5, *range(1, len(best) + 1)], rounded([best[0], *best]), **_style(place), shape="hv")
             for place, (name, best) in enumerate(bests.items())
         ],
-        layout=layout(xaxis=axis("results", rangemode="tozero"), yaxis=y_axis),
+        layout=layout(xaxis=axis("results", rangemode="tozero", dtick=1), yaxis=y_axis),
     )
 
 
@@ -45,13 +48,22 @@ def distribution(overviews: Mapping[str, Overview]) -> Figure | None:
     goal = next(iter(overviews.values())).objectives[0]
     sign = 1.0 if goal.direction == "min" else -1.0
     values = {name: sign * np.sort(losses) for name, losses in found.items()}
-    x_axis, remark = value_axis(escape(goal.metric, 40), np.concatenate([*values.values()]), low_is_good=sign > 0)
+    every = np.concatenate([*values.values()])
+    x_axis, remark = value_axis(escape(goal.metric, 40), every, low_is_good=sign > 0)
+    # Each line rises from 0 at its study's best result, and stays at 1 up to the worst of all studies.
+    worst = sign * (sign * every).max()
     return Figure(
         name="edf",
         title="Empirical distribution of results",
         caption=f"The share of results as good as a value or better. {remark}".strip(),
         data=[
-            draw_lines(name, rounded(x), rounded(np.arange(1, len(x) + 1) / len(x)), **_style(place), shape="hv")
+            draw_lines(
+                name,
+                rounded([x[0], *x, worst]),
+                rounded([*np.arange(len(x) + 1) / len(x), 1.0]),
+                **_style(place),
+                shape="hv",
+            )
             for place, (name, x) in enumerate(values.items())
         ],
         layout=layout(xaxis=x_axis, yaxis=axis("share of results", range=[0, 1.02])),
