@@ -107,10 +107,8 @@ def test_legend_entries_have_the_marks_of_their_traces(study):
             assert entries == (shown if len(shown) > 1 else set())
 
 
-def test_no_text_lies_on_another_however_long_the_names_are(tmp_path):
+def test_no_text_lies_on_another_however_long_the_names_are(tmp_path, monkeypatch):
     """At 85 mm, with twelve choices, eight parameters and names of 40 letters; and no text is outside of the file."""
-    from matplotlib.figure import Figure as Canvas
-
     from trainwright.report import paper
     from trainwright.report.figures.groups import GROUPS, FigureSource
     from trainwright.report.figures.parameters import contour, scatter
@@ -136,9 +134,11 @@ def test_no_text_lies_on_another_however_long_the_names_are(tmp_path):
     source = FigureSource(overview=overview, directory=tmp_path / "study")
     drawn = [one for group in GROUPS.values() for one in group.draw(source).figures]
     drawn += [contour(overview, space, names[0], "kind"), scatter(overview, space, "kind", names[1])]
+    seen, draw = [], paper._draw
+    monkeypatch.setattr(paper, "_draw", lambda canvas, *rest: (seen.append(canvas), draw(canvas, *rest)))
     for one in drawn:
-        canvas = Canvas(figsize=(85 / 25.4, 85 / 25.4 * max(one.height / 560, 0.5)), layout="constrained")
-        paper._draw(canvas, one, paper._read_colours())
+        paper.draw_paper_figure(one, tmp_path / "x.pdf", 85)
+        canvas = seen[-1]
         canvas.draw_without_rendering()
         plot = canvas.axes[0]
         across = [label for label in plot.get_xticklabels() if label.get_text() and label.get_visible()]

@@ -255,15 +255,17 @@ def _hide_overlapping(texts: Sequence[Any]) -> None:
 
 def _set_axis(plot: Any, side: str, settings: Json, points: float) -> None:
     """Set the title of an axis that is about `points` long, its scale and ticks."""
-    from matplotlib.ticker import LogFormatter, MaxNLocator, NullFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
     own = getattr(plot, f"{side}axis")
     getattr(plot, f"set_{side}label")(_wrap(_plain(settings["title"]["text"]), points))
     if settings.get("type") == "log":
         getattr(plot, f"set_{side}scale")("log")
         # Powers as 0.001 or 1e-05: a raised exponent would be smaller than all other text.
-        own.set_major_formatter(LogFormatter(labelOnlyBase=False))
-        own.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
+        low, high = settings.get("range", (0, 9))
+        own.set_major_locator(LogLocator(subs=(1, 2, 5) if high - low < 2 else (1,)))
+        own.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        own.set_minor_formatter(NullFormatter())
     if settings.get("dtick") == 1 and settings.get("type") != "log":
         own.set_major_locator(MaxNLocator("auto", integer=True))
     if settings.get("tickformat", "").endswith("%"):
