@@ -90,7 +90,7 @@ def draw_results(
         ("complete", ~stopped & feasible, "--blue", "circle"),
     ):
         if mask.any():
-            style = {"size": size, "symbol": symbol, "opacity": opacity}
+            style: Json = {"size": size, "symbol": symbol, "opacity": opacity}
             numbers = [overview.trials[at].number for at in results[mask]]
             tip = "trial %{customdata}: %{y:.4g}"
             marks = draw_marks(name, rounded(x[mask]), rounded(y[mask]), colour, tip, **style)
