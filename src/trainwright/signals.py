@@ -1,4 +1,4 @@
-"""The signals by which launchers announce the end of an allocation: noted by drivers, ignored by what they start.
+"""SIGTERM and other signals that announce the end of an allocation: noted by drivers, ignored by what they start.
 
 Slurm's `proctrack/linuxproc`, systemd (`KillMode=control-group`) and others signal every process of a job at once. The
 driver alone decides what that means: its trials end the epoch in work. So whatever it starts is deaf to these signals
@@ -65,8 +65,8 @@ class StopSignals:
 
     The first sets `received` and interrupts nothing. A further one raises KeyboardInterrupt and sets `urgent`; the same
     signal within a second counts once, and so do all within a second of the interrupt. The end of a time limit set by
-    `limit` interrupts likewise. Handlers that the program has set itself stay, and signals that it ignores stay
-    ignored; outside of the main thread none are noted.
+    `set_time_limit` interrupts likewise. Handlers that the program has set itself stay, and signals that it ignores
+    stay ignored; outside of the main thread none are noted.
     """
 
     def __init__(self, grace_seconds: float) -> None:
@@ -100,7 +100,7 @@ class StopSignals:
                 signal.signal(number, handler)  # type: ignore[arg-type]  # what `getsignal` gave
         self._earlier.clear()
 
-    def limit(self, seconds: float) -> None:
+    def set_time_limit(self, seconds: float) -> None:
         """Raise KeyboardInterrupt in the main thread after so long: it may run a trial, and look at nothing else."""
         self.lift()
         if self._earlier:
@@ -129,7 +129,7 @@ class StopSignals:
         name, now = signal.Signals(number).name, time.monotonic()
         if self.received is None and not self.urgent:
             self.received, self.until, self._since = name, now + self._grace_seconds, now
-            self.limit(self._grace_seconds)
+            self.set_time_limit(self._grace_seconds)
         elif now - self._raised > _ECHO_SECONDS and (
             self.urgent or name != self.received or now - self._since > _ECHO_SECONDS
         ):

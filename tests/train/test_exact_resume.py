@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trainwright.checkpoint.state.rng import capture_random
+from trainwright.checkpoint.state.rng import capture_rng_state
 from trainwright.engine import Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train.assignment import Assignment
@@ -84,7 +84,7 @@ class Training:
 
 def collect_state(run):
     kept = {name: getattr(item, "state_dict", getattr(item, "get_state", None))() for name, item in run.items().items()}
-    return {**kept, "random": capture_random()}
+    return {**kept, "random": capture_rng_state()}
 
 
 def loss_of(model, batch):

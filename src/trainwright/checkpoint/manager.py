@@ -33,7 +33,7 @@ from trainwright.checkpoint.state.captured import RESERVED, capture_state
 from trainwright.checkpoint.state.differences import Difference, Mode, settle_differences
 from trainwright.checkpoint.state.fingerprint import capture_fingerprint, compare_fingerprints
 from trainwright.checkpoint.state.flags import capture_flags, compare_flags, restore_flags
-from trainwright.checkpoint.state.rng import capture_random, restore_random
+from trainwright.checkpoint.state.rng import capture_rng_state, restore_rng_state
 from trainwright.checkpoint.state.tree import decode_tree
 from trainwright.errors import (
     CheckpointCorruptError,
@@ -140,7 +140,7 @@ class Manager:
                 **self._state,
                 "counters": {"step": self.steps},
                 "flags": capture_flags(),
-                self._ranks.item("rng"): capture_random(),
+                self._ranks.item("rng"): capture_rng_state(),
             }
         )
         manifest = Manifest(
@@ -298,7 +298,7 @@ class Manager:
         tensors = self._ranks.run_together(lambda: self._ranks.read(published, self._state, captured, check=check))
         items = {name: value for name, value in tree.items() if name not in RESERVED}
         values = load_state(self._state, items, tensors)
-        found += restore_random(decode_tree(tree["rng"], tensors))
+        found += restore_rng_state(decode_tree(tree["rng"], tensors))
         self._ranks.reseed_generators(published.manifest)
         self.steps = tree["counters"]["step"]
         return Restored(

@@ -7,7 +7,7 @@ the callback saves when the next epoch begins (or training ends), when all of an
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.state.rng import capture_random, restore_random
+from trainwright.checkpoint.state.rng import capture_rng_state, restore_rng_state
 from trainwright.errors import MissingExtra
 from trainwright.train import Trial
 from trainwright.train.assignment import select_metrics
@@ -81,7 +81,7 @@ class TrialCallback(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all generators, of each rank."""
-        own = {"global": capture_random(), "loaders": [g.get_state() for g in self._loader_generators()]}
+        own = {"global": capture_rng_state(), "loaders": [g.get_state() for g in self._loader_generators()]}
         states = [own]
         if self._trial.world_size > 1:
             states = [{}] * self._trial.world_size
@@ -110,7 +110,7 @@ class TrialCallback(Checkpoint):
         own = states[self._trial.rank]
         for generator, state in zip(self._loader_generators(), own["loaders"], strict=False):
             generator.set_state(state)
-        restore_random(own["global"])
+        restore_rng_state(own["global"])
         # The order of the epoch was drawn when the loader was set up, before the generators were back: draw again.
         fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
         if fetcher is not None:

@@ -179,13 +179,13 @@ class JournalReader:
         following = 0
         for name, start, lines in chunks:
             found = parsed[following : (following := following + len(lines))]
-            self._drop_corrupt(name, start, lines, found, records)
+            self._drop_unreadable(name, start, lines, found, records)
         chunks.clear()
 
-    def _drop_corrupt(
+    def _drop_unreadable(
         self, name: str, start: int, lines: list[bytes], found: list[Record | str], records: list[Record]
     ) -> None:
-        """Add those records of a journal that are whole and its writer's; name the other lines, which are corrupt."""
+        """Add those records of a journal that are whole and its writer's; name the other lines, which are damaged."""
         journal = self._journals[name]
         for line, record in zip(lines, found, strict=True):
             if isinstance(record, Record) and record.writer == journal.writer:

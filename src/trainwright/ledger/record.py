@@ -79,7 +79,7 @@ class Record(NamedTuple):
 
     @classmethod
     def of_lines(cls, lines: Sequence[bytes]) -> "list[Record | str]":
-        """Return the record of each journal line (without its newline); where it is corrupt, why.
+        """Return the record of each journal line (without its newline); where it is damaged, why.
 
         Raises `LedgerTooNew` if a record is of a newer format. The lines are parsed as one JSON array: half the time.
         """

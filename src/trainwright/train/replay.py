@@ -9,7 +9,7 @@ ends as if nothing had happened, whatever loader there is.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint.state.rng import capture_random, restore_random
+from trainwright.checkpoint.state.rng import capture_rng_state, restore_rng_state
 from trainwright.checkpoint.state.tree import Encoder
 from trainwright.errors import CheckpointStateError, TrialError
 
@@ -139,7 +139,7 @@ class EpochReplay:
     def _read_start(self) -> dict[str, Any] | None:
         loader = self._loader
         state = None if loader is None else getattr(loader, "state_dict", getattr(loader, "get_state", None))()  # type: ignore[misc]
-        start = {"random": _pack(capture_random()), "loader": _pack(state)}
+        start = {"random": _pack(capture_rng_state()), "loader": _pack(state)}
         try:
             Encoder().encode(start, "replay")
         except CheckpointStateError:
@@ -151,7 +151,7 @@ class EpochReplay:
         """Put generators and loader where they were at the start of the epoch."""
         if self._start is None:
             return
-        restore_random(_unpack(self._start["random"]))
+        restore_rng_state(_unpack(self._start["random"]))
         if self._loader is not None:
             load = getattr(self._loader, "load_state_dict", getattr(self._loader, "set_state", None))
             load(_unpack(self._start["loader"]))  # type: ignore[misc]  # one of the two is there, as in `_read_start`

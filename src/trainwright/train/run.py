@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
-from trainwright.checkpoint.state.rng import capture_random, restore_random
+from trainwright.checkpoint.state.rng import capture_rng_state, restore_rng_state
 from trainwright.errors import MissingExtra, TrialError
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
 from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
@@ -313,7 +313,7 @@ class Run:
         if not own:
             self._replay.forget()
             return
-        random, options = capture_random(), deepcopy(self._read_groups())
+        random, options = capture_rng_state(), deepcopy(self._read_groups())
         schedule = None if self.schedule is None else deepcopy(self.schedule.state_dict())
 
         def put_back() -> None:
@@ -321,7 +321,7 @@ class Run:
                 group.update(saved)
             if schedule is not None:
                 self.schedule.load_state_dict(schedule)
-            restore_random(random)
+            restore_rng_state(random)
             self._steps_of_epoch = self._replay.done
 
         # Schedules ask whether the optimizer has stepped before them: it has, in an earlier run.

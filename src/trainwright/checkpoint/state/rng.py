@@ -8,10 +8,10 @@ import numpy as np
 
 from trainwright.checkpoint.state.differences import Difference, Effect
 
-__all__ = ["capture_random", "restore_random"]
+__all__ = ["capture_rng_state", "restore_rng_state"]
 
 
-def capture_random() -> dict[str, Any]:
+def capture_rng_state() -> dict[str, Any]:
     """Return the states of all global generators as tensors and plain values.
 
     CUDA's are among them once CUDA is in use: before, they hold nothing but the seed, and asking would start it.
@@ -29,8 +29,8 @@ def capture_random() -> dict[str, Any]:
     return states
 
 
-def restore_random(states: Mapping[str, Any]) -> list[Difference]:
-    """Put the generators back where `capture_random` found them; return what has no place here."""
+def restore_rng_state(states: Mapping[str, Any]) -> list[Difference]:
+    """Put the generators back where `capture_rng_state` found them; return what has no place here."""
     import torch
 
     python = states["python"]

@@ -26,7 +26,7 @@ from trainwright.checkpoint.restore.restored import Restored
 from trainwright.checkpoint.save.saver import SaveHandle
 from trainwright.checkpoint.state.captured import capture_state
 from trainwright.checkpoint.state.differences import Mode
-from trainwright.checkpoint.state.rng import capture_random, restore_random
+from trainwright.checkpoint.state.rng import capture_rng_state, restore_rng_state
 from trainwright.errors import CheckpointStateError
 from trainwright.publishing import write_file
 
@@ -173,7 +173,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
 
         def _write_line(self, event: str) -> None:
             line = {"step": self.steps, "event": event, "batches": seen.batches, "losses": seen.losses}
-            own = {"counters": self.steps, "report": self._encode_report(None), "rng": capture_random()}
+            own = {"counters": self.steps, "report": self._encode_report(None), "rng": capture_rng_state()}
             line["state"] = _digest_items({**self._items, **own})
             with Path(_of_rank(plan.journal)).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")
@@ -218,7 +218,7 @@ def _record_batches(seen: _Seen) -> Iterator[None]:
 def _undo_restore(name: str, item: Any) -> Callable[[], object]:
     """Return what makes the restore of an item undone."""
     if name == "rng":
-        return partial(restore_random, capture_random())
+        return partial(restore_rng_state, capture_rng_state())
     if hasattr(item, "load_state_dict"):
         return partial(item.load_state_dict, copy.deepcopy(item.state_dict()))
     if hasattr(item, "set_state"):

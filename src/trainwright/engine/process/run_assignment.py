@@ -96,10 +96,13 @@ def _classify_failure(error: BaseException) -> str:
     # A full disk is no fault of the trial, which can run again where there is room.
     if isinstance(error, CheckpointError) and is_disk_full(error.__cause__):
         return "no_room"
+    return "out_of_memory" if _is_out_of_memory(error) else "exception"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the host's memory or a GPU's was too small."""
     torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
-        return "out_of_memory"
-    return "exception"
+    return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -22,7 +22,15 @@ from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, optional
 
-__all__ = ["Acquisition", "BayesianSearcher", "add_penalties", "draw_weights", "find_new", "good_rows", "least_places"]
+__all__ = [
+    "Acquisition",
+    "BayesianSearcher",
+    "add_penalties",
+    "draw_weights",
+    "find_non_duplicate",
+    "good_rows",
+    "least_places",
+]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -128,7 +136,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         if len(numbers) == 1:
             scores = acquisition.score(predicted, float(appetites[0]))
             scores[least_places(scores, int(crowd[0] * len(view.pending)))] = np.inf
-            place = find_new(view, rows, scores, known, taken)
+            place = find_non_duplicate(view, rows, scores, known, taken)
             return (rows[place] if place is not None else draw_new(view, numbers[0], taken, "last"))[None, :]
         # A batch takes the best row for each appetite in turn, among those that are neither known nor taken.
         keys = view.space.row_keys(rows)
@@ -148,8 +156,10 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         return chosen
 
 
-def find_new(view: SearchView, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]) -> int | None:
-    """Return the place of the least score whose row is neither known nor taken, and take it; None if there is none."""
+def find_non_duplicate(
+    view: SearchView, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]
+) -> int | None:
+    """Return the place of the least score whose row is no duplicate (known or taken), and take it; None if all are."""
     for count in (1, 64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
         order = least_places(scores, count)
         for place, key in zip(order.tolist(), view.space.row_keys(rows[order]), strict=True):

@@ -64,7 +64,7 @@ class Runtime(ABC):
         counts = {name: self.counts[name] for name in _COUNTS}
         return {**counts, "shed": self.shed, "open": self.open, "moves": []}
 
-    def enter(self, request: Request, limit: int) -> None:
+    def admit_unless_overloaded(self, request: Request, limit: int) -> None:
         """Count a request as open; refuses a request that would overload the queue. Behind the gate."""
         waiting = self.rows
         if self.over:

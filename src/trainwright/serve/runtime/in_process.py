@@ -102,7 +102,7 @@ class InProcessRuntime(Runtime):
     def admit(self, request: Request, limit: int) -> None:
         """Compute a request, or queue it behind what is computed; Overloaded if more than `limit` rows would wait."""
         with self.gate:
-            self.enter(request, limit)
+            self.admit_unless_overloaded(request, limit)
             loop = _running_loop()
             # A plain thread computes at once what nobody else waits before.
             mine = loop is None and not self._queue and _computing.acquire(blocking=False)

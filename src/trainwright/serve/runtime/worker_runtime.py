@@ -105,7 +105,7 @@ class WorkerRuntime(Runtime):
     def admit(self, request: Request, limit: int) -> None:
         """Queue a request, or raise Overloaded if others wait and its rows would make them more than `limit`."""
         with self.gate:
-            self.enter(request, limit)
+            self.admit_unless_overloaded(request, limit)
             # Counted at once, because the inbox is read later.
             self.rows += request.rows
             self._inbox.append(request)

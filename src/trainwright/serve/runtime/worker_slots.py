@@ -1,4 +1,4 @@
-"""Worker slots, which one process after another fills, and the queue of work that a unit's workers share.
+"""Worker slots, which one process after another fills, and load balancing by a queue that a unit's workers share.
 
 A process is started, sent work and ended here; its slot knows when it hangs, and when it has failed permanently.
 """

@@ -185,7 +185,7 @@ class Leaving:
     def limit(self) -> None:
         """See to it that the driver is interrupted at the end: an engine may run a trial in its very thread."""
         if self._wall_seconds is not None:
-            self.signals.limit(self.time.end - time.monotonic() + _LATE_SECONDS)
+            self.signals.set_time_limit(self.time.end - time.monotonic() + _LATE_SECONDS)
 
     def begin(self, why: str) -> None:
         """Leave from now on."""

@@ -281,7 +281,7 @@ def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch
     def backward(loss: Loss, batch: Any) -> torch.Tensor:
         value = stages.backward(loss, batch)
         if averaging is not None:
-            averaging.average()
+            averaging.all_reduce_gradients()
         return value
 
     return Setup(module=stages.module, call=stages, backward=backward)

@@ -49,7 +49,7 @@ class SynchronisedNorm:
         """Return what the layer returns."""
         if not self._layer.training:
             return self._forward(*args, **kwargs)
-        with _TakenOver(self._group, self._copies) as taken:
+        with _ReplacedNorms(self._group, self._copies) as taken:
             found = self._forward(*args, **kwargs)
         if not taken.calls:
             raise UnsupportedPlan.of(
@@ -60,7 +60,7 @@ class SynchronisedNorm:
         return found
 
 
-class _TakenOver(TorchFunctionMode):
+class _ReplacedNorms(TorchFunctionMode):
     """Normalises by the statistics of all ranks where `batch_norm` is called for those of the batch."""
 
     def __init__(self, group: Any, copies: int) -> None:

@@ -136,7 +136,7 @@ class Averaging:
         self._on, self._queued = True, False
         if by_itself:
             for parameter in self._parameters:
-                parameter.register_post_accumulate_grad_hook(self._queue_average)
+                parameter.register_post_accumulate_grad_hook(self._queue_all_reduce)
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
@@ -147,8 +147,8 @@ class Averaging:
         finally:
             self._on = True
 
-    def average(self) -> None:
-        """Average what gradients there are now."""
+    def all_reduce_gradients(self) -> None:
+        """Average the gradients that are there now over all ranks, in buckets."""
         self._queued = False
         started = [
             (bucket, *self._start(bucket))
@@ -159,11 +159,11 @@ class Averaging:
             for gradient, mean in zip(bucket, flat.split([item.numel() for item in bucket]), strict=True):
                 gradient.copy_(mean.view_as(gradient))
 
-    def _queue_average(self, _: torch.Tensor) -> None:
+    def _queue_all_reduce(self, _: torch.Tensor) -> None:
         if self._on and not self._queued:
             self._queued = True
             # Called when the whole backward pass has ended, and all gradients are there.
-            torch.autograd.Variable._execution_engine.queue_callback(self.average)  # noqa: SLF001 -- as FSDP2 does
+            torch.autograd.Variable._execution_engine.queue_callback(self.all_reduce_gradients)  # noqa: SLF001 -- as FSDP2 does
 
     def _start(self, bucket: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
         # Divided before the sum, which might overflow in a narrow type.
