@@ -74,7 +74,7 @@ class TestFallback:
         found = checked(candidates, BudgetedGreedy(max_members=2), repeats=1)
         assert found.chosen == "greedy"
         assert set(found.picks) & {3, 4}
-        assert "least out of fold" in found.reason
+        assert "least loss on rows left out" in found.reason
 
     def test_few_rows(self):
         """Below 50 rows a fold, or with a class rarer than the folds, the greedy choice is not offered."""

@@ -8,7 +8,7 @@ from trainwright.cli.batch_job import queue_states
 from trainwright.cli.command import Argument, Option, Result
 from trainwright.errors import InputError
 from trainwright.ledger.writers import state_counts
-from trainwright.report.formatting import count
+from trainwright.report.formatting import count, duration
 from trainwright.report.overview import Overview
 from trainwright.study import Study
 from trainwright.ui.study_details import trial_page
@@ -17,7 +17,7 @@ __all__ = ["status"]
 
 _WHY = {
     "running": "",
-    "silent": ": its worker gives no sign; others go on with it if that lasts",
+    "silent": ": no heartbeat from its worker; others resume it if that lasts",
     "lost": ": its worker is gone; run the study again to resume it",
 }
 
@@ -84,7 +84,7 @@ def _show_trial(story: Mapping[str, Any]) -> None:
         devices = f" on {', '.join(run['devices'])}" if run["devices"] else ""
         end = run["end"] or {"running": "goes on"}.get(word, word)
         why = f" ({run['why']})" if run["why"] else ""
-        print(f"run {run['lease']}{devices} from epoch {run['from_epoch']}: {run['seconds']:.1f} s, {end}{why}")
+        print(f"run {run['lease']}{devices} from epoch {run['from_epoch']}: {duration(run['seconds'])}, {end}{why}")
     for d in story["decisions"]:
         because = ", ".join(f"{name} {d[name]:.6g}" for name in ("value", "threshold") if d[name] is not None)
         print(f"epoch {d['epoch']}: {d['verdict']} by {d['rule']}" + (f" ({because})" if because else ""))
@@ -120,7 +120,10 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
         # Each parameter on a line of its own: there may be dozens.
         best = content["best"]
         values = ", ".join(f"{name}={value:.6g}" for name, value in best["values"].items())
-        print(f"best: trial {best['trial']} with {values}")
+        # Of several objectives no trial is the best in all.
+        front = content.get("front", [])
+        which = f"on the Pareto front: {count(len(front), 'trial')}; the first is" if front else "best:"
+        print(f"{which} trial {best['trial']} with {values}")
         for name, value in best["params"].items():
             print(f"  {name} = {value}")
         for part in best.get("lineage", [])[:-1]:

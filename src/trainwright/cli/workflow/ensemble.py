@@ -102,8 +102,8 @@ def show_choice(content: Mapping[str, Any]) -> None:
         )
         for point in content["front"]
     ]
-    print_table(("members", f"{split} loss", "us per row", "weights", "trials"), front)
-    print(f"\nthe pick ({pick['how']}), {pick['rule']}:")
+    print_table(("members", f"{split} loss", "us per row", "size", "trials"), front)
+    print(f"\nchosen ({pick['how']}), combined by {pick['rule']}:")
     members = [
         (
             row["trial"],

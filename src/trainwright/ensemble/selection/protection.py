@@ -89,7 +89,7 @@ def protect(
     chosen = next(name for name, one in checked.items() if one.behind <= one.standard_error)
     content = checked[chosen]
     reason = (
-        f"{chosen} is least out of fold"
+        f"{chosen} has the least loss on rows left out"
         if chosen == least
         else f"{chosen} is simpler and {content.behind:.2g} behind {least} out of fold, within one standard error "
         f"({content.standard_error:.2g})"
@@ -141,7 +141,7 @@ def _best_of_top(largest: int, strategy: BudgetedGreedy) -> Procedure:
 def _warn_of_rows(candidates: Candidates, folds: int) -> tuple[str, ...]:
     rows, found = len(candidates.targets), []
     if rows < FEW_ROWS:
-        found.append(f"only {rows} rows to select on: losses on them are too good by an amount that varies much")
+        found.append(f"only {rows} rows to select on: losses on them are optimistic, by an amount that varies")
     if candidates.targets.dtype.kind in "iu":
         counts = np.bincount(candidates.targets)
         rare = [label for label, count in enumerate(counts.tolist()) if count < folds]

@@ -18,7 +18,7 @@ export const make = (name, attributes = {}, ...children) => {
 
 export const duration = (seconds) => {
   if (seconds === null || seconds === undefined) return "\u2013";
-  if (seconds < 10) return `${seconds ? seconds.toFixed(1) : 0} s`;
+  if (seconds < 10) return `${seconds >= 0.1 ? seconds.toFixed(1) : Number(seconds.toPrecision(2))} s`;
   const whole = Math.round(seconds);
   const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
   for (const [size, name, small, smallName] of units) {
