@@ -23,6 +23,7 @@ __all__ = ["figure"]
 
 _KINDS = (".pdf", ".svg", ".png")
 _WIDTHS = 40.0, 400.0
+_GROUP_OF = {"best-results": "progress", "best-time": "progress", "utilisation": "workers"}
 _NEEDS = {
     "front": "it needs two objectives or more, and a result",
     "curves": "no trial has reported two epochs",
@@ -65,18 +66,17 @@ def _find_figure(source: FigureSource, name: str, of: str | None, others: Mappin
         "edf": lambda: distribution(studies),
         "comparison": lambda: comparison(studies),
     }
+    # A figure of a group may have a number, such as best-time-0 and curves-1.
+    base = re.sub(r"-\d+$", "", name)
+    group = GROUPS.get(_GROUP_OF.get(base, base))
     if name in further:
-        found = further[name]()
-        notes: list[str] = []
+        found, notes = further[name](), ()
+    elif group is not None:
+        drawn = group.draw(source)
+        found, notes = next((one for one in drawn.figures if name in (*GROUPS, one.name)), None), drawn.notes
     else:
-        # A figure's own name, such as best-time-0, tells nothing of its group: the groups are drawn until it is there.
-        groups = [GROUPS[name]] if name in GROUPS else list(GROUPS.values())
-        drawn = [group.draw(source) for group in groups]
-        figures = [one for each in drawn for one in each.figures if name in (*GROUPS, one.name)]
-        found, notes = next(iter(figures), None), [note for each in drawn for note in each.notes]
-        if found is None and name not in GROUPS:
-            known = list(dict.fromkeys([*GROUPS, *further, *(one.name for each in drawn for one in each.figures)]))
-            raise InputError(f"figure: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
+        known = [*GROUPS, *further, *_GROUP_OF]
+        raise InputError(f"figure: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
     if found is None:
         why = notes[0].rstrip(".") if notes else _NEEDS.get(name, "no trial has what it shows")
         raise InputError(f"figure: the study in {source.directory} has no figure {name!r}: {why}")

@@ -127,9 +127,7 @@ class RedisLedger:
 
     def _call(self, script: Any, key: str, *arguments: Any) -> Any:
         keys = [self._keys["study"], self._keys["changes"], self._keys[key]]
-        return self._reconnecting(
-            partial(script, keys=keys, args=[self.study_id, self.writer, self._changes, *arguments])
-        )
+        return self._reconnect(partial(script, keys=keys, args=[self.study_id, self.writer, self._changes, *arguments]))
 
     def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
         """Return the records behind the stream's entry `cursor`."""
@@ -166,7 +164,7 @@ class RedisLedger:
         return entries[1:]
 
     def _range(self, first: Any, most: int) -> list[Any]:
-        return self._reconnecting(partial(self._server.xrange, self._keys["records"], min=first, count=most)) or []
+        return self._reconnect(partial(self._server.xrange, self._keys["records"], min=first, count=most)) or []
 
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`, after trying to put `token` there."""
@@ -183,7 +181,7 @@ class RedisLedger:
         """Return the counts of beats."""
         if not writers:
             return {}
-        counts = self._reconnecting(partial(self._server.hmget, self._keys["beats"], list(writers)))
+        counts = self._reconnect(partial(self._server.hmget, self._keys["beats"], list(writers)))
         return {writer: int(count or 0) for writer, count in zip(writers, counts, strict=True)}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
@@ -191,8 +189,8 @@ class RedisLedger:
         if not writers:
             return {}
         names = [f"{writer}@" for writer in writers]
-        now, _ = self._reconnecting(self._server.time)
-        found = self._reconnecting(partial(self._server.hmget, self._keys["beats"], names))
+        now, _ = self._reconnect(self._server.time)
+        found = self._reconnect(partial(self._server.hmget, self._keys["beats"], names))
         return {w: math.inf if at is None else max(0.0, now - int(at)) for w, at in zip(writers, found, strict=True)}
 
     def dropped(self) -> list[Dropped]:
@@ -209,8 +207,8 @@ class RedisLedger:
     # The study.
 
     def _create(self) -> None:
-        made = self._reconnecting(partial(self._server.set, self._keys["study"], new_identity(), nx=True))
-        if made and not self._reconnecting(partial(self._server.info, "persistence")).get("aof_enabled"):
+        made = self._reconnect(partial(self._server.set, self._keys["study"], new_identity(), nx=True))
+        if made and not self._reconnect(partial(self._server.info, "persistence")).get("aof_enabled"):
             warnings.warn(
                 f"{self.url}: the server's append-only file is off, so its crash loses what it has not saved; start it "
                 "with --appendonly yes, and --appendfsync always to lose nothing",
@@ -218,11 +216,11 @@ class RedisLedger:
             )
 
     def _study_id(self) -> str:
-        text = self._reconnecting(partial(self._server.get, self._keys["study"]))
+        text = self._reconnect(partial(self._server.get, self._keys["study"]))
         if text is None:
             names = sorted(
                 key.decode().split("{")[1].split("}")[0]
-                for key in self._reconnecting(lambda: list(self._server.scan_iter("trainwright:{*}:study", count=1000)))
+                for key in self._reconnect(lambda: list(self._server.scan_iter("trainwright:{*}:study", count=1000)))
             )
             listed = f"; studies there: {', '.join(names[:5])}" if names else ""
             raise StudyError(f"no study {self.study!r} in {self.url}{listed}")
@@ -242,7 +240,7 @@ class RedisLedger:
             "start it with its append-only file, or begin a new study"
         )
 
-    def _reconnecting(self, call: Callable[[], _T]) -> _T:
+    def _reconnect(self, call: Callable[[], _T]) -> _T:
         """Return what `call` returns; while the server cannot be reached, reconnect until the patience is used up."""
         import redis
 

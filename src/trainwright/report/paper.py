@@ -23,7 +23,7 @@ __all__ = ["draw_paper_figure"]
 _MM_PER_INCH, _POINTS_PER_INCH = 25.4, 72
 _POINTS = 7.0
 # Of a letter and of a legend's mark with the gaps next to it, for texts that are not drawn yet.
-_LETTER_POINTS, _MARK_POINTS, _LINE_POINTS = 0.56 * _POINTS, 5 * _POINTS, 1.6 * _POINTS
+_LETTER_POINTS, _MARK_POINTS = 0.56 * _POINTS, 5 * _POINTS
 _SYMBOLS = {"circle": "o", "circle-open": "o", "diamond": "D", "star": "*", "x-thin-open": "x"}
 _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
 # Pixels of the page, about 700 wide, to points of a column about 85 mm wide.
@@ -56,10 +56,8 @@ def draw_paper_figure(figure: Figure, path: Path, width_mm: float) -> None:
     }
     with rc_context(style):
         inches = width_mm / _MM_PER_INCH
-        tall = min(max(figure.height / 560, 0.5), 1.6)
-        # The legend has room of its own below the plot.
-        legend = _count_rows(_legend_names(figure), inches * _POINTS_PER_INCH)[1] * _LINE_POINTS / _POINTS_PER_INCH
-        canvas = Canvas(figsize=(inches, inches * tall + legend), layout="constrained", facecolor="white")
+        tall = min(max(figure.height / 560, 0.55), 1.6)
+        canvas = Canvas(figsize=(inches, inches * tall), layout="constrained", facecolor="white")
         kind = path.suffix[1:].lower()
         dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
         with replacing(path) as temporary, warnings.catch_warnings():
@@ -103,22 +101,15 @@ def _draw(canvas: Any, figure: Figure, colours: Mapping[str, str]) -> None:
     handles, labels = top.get_legend_handles_labels()
     # One entry tells no trace from another.
     if len(labels) > 1:
-        canvas.legend(handles, labels, loc="outside lower center", ncols=_count_rows(labels, wide)[0], frameon=False)
+        columns = _count_columns(labels, wide)
+        canvas.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     _tell_apart(canvas, plots.values(), notes)
 
 
-def _legend_names(figure: Figure) -> list[str]:
-    names = [_label(trace) for trace in figure.data if trace.get("yaxis", "y") == "y"]
-    return [name for name in names if not name.startswith("_")]
-
-
-def _count_rows(names: Sequence[str], points: float) -> tuple[int, int]:
-    """Return how many columns and rows a legend of these entries has at this width; no row for one entry."""
-    if len(names) < 2:
-        return 1, 0
+def _count_columns(names: Sequence[str], points: float) -> int:
+    """Return how many columns a legend of these entries has at this width."""
     entries = [len(name) * _LETTER_POINTS + _MARK_POINTS for name in names]
-    columns = len(names) if sum(entries) < points else max(int(points / max(entries)), 1)
-    return columns, -(-len(names) // columns)
+    return len(names) if sum(entries) < points else max(int(points / max(entries)), 1)
 
 
 def _draw_scatter(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
@@ -152,10 +143,6 @@ def _draw_bars(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
     names = [_number(y) for y in trace["y"]]
     colour = colours[trace["marker"]["color"]]
     plot.barh(names, trace["x"], 0.7, left=trace.get("base", 0), color=colour, label=_label(trace))
-    # One or two bars alone would fill the plot.
-    spare = (3 - len(set(plot.get_yticks()))) / 2
-    if spare > 0:
-        plot.set_ylim(-0.5 - spare, 2.5 - spare)
 
 
 def _draw_heatmap(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from trainwright.cluster.calibration import compute
 from trainwright.cluster.calibration.compute import measure_storage
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_fields
-from trainwright.cluster.calibration.links import measure_link_bandwidths
+from trainwright.cluster.calibration.links import measure_links
 from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
 from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime
 from trainwright.cluster.cgroup_limits import host_memory_bytes
@@ -84,7 +84,7 @@ def _measure_all(
     if here.world > 1:
         report_phase(f"exchanges between {here.world} ranks")
     # Links need at least two ranks, as does everything below.
-    levels = measure_link_bandwidths(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
+    levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
     memory = host_memory_bytes()
     if device.type == "cuda":
         memory = here.on_node * int(torch.cuda.get_device_properties(device).total_memory)

@@ -1,7 +1,4 @@
-"""Measures latency and bandwidth of links: seconds of every collective by message size.
-
-In groups of every size, in a node and across nodes.
-"""
+"""Measures latency and bandwidth of links: seconds of each collective by size and group, in a node and across nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +11,7 @@ from trainwright.cluster.calibration.ranks import RankPlace
 from trainwright.cluster.calibration.timing import median_time, synchronized_clock
 from trainwright.cluster.network import OPERATIONS, ExchangeTimes
 
-__all__ = ["group_sizes", "measure_link_bandwidths", "message_sizes"]
+__all__ = ["group_sizes", "measure_links", "message_sizes"]
 
 _FLOAT = 4
 _LEAST_BYTES = 256
@@ -45,9 +42,7 @@ def group_sizes(most: int) -> list[int]:
     return [ranks for ranks in range(2, most + 1) if most % ranks == 0 or ranks.bit_count() == 1]
 
 
-def measure_link_bandwidths(
-    here: RankPlace, device: torch.device, *, repeats: int, largest: int
-) -> tuple[MeasuredLevel, ...]:
+def measure_links(here: RankPlace, device: torch.device, *, repeats: int, largest: int) -> tuple[MeasuredLevel, ...]:
     """Measure the level inside a node, and the one between nodes with one and with all ranks of each.
 
     All ranks must call it.

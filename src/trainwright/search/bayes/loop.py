@@ -27,7 +27,7 @@ __all__ = [
     "BayesianSearcher",
     "add_penalties",
     "draw_weights",
-    "find_non_duplicate",
+    "skip_duplicates",
     "good_rows",
     "least_places",
 ]
@@ -136,7 +136,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         if len(numbers) == 1:
             scores = acquisition.score(predicted, float(appetites[0]))
             scores[least_places(scores, int(crowd[0] * len(view.pending)))] = np.inf
-            place = find_non_duplicate(view, rows, scores, known, taken)
+            place = skip_duplicates(view, rows, scores, known, taken)
             return (rows[place] if place is not None else draw_new(view, numbers[0], taken, "last"))[None, :]
         # A batch takes the best row for each appetite in turn, among those that are neither known nor taken.
         keys = view.space.row_keys(rows)
@@ -156,9 +156,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         return chosen
 
 
-def find_non_duplicate(
-    view: SearchView, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]
-) -> int | None:
+def skip_duplicates(view: SearchView, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]) -> int | None:
     """Return the place of the least score whose row is no duplicate (known or taken), and take it; None if all are."""
     for count in (1, 64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
         order = least_places(scores, count)
