@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, skip_duplicates, good_rows, least_places
+from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, find_new, good_rows, least_places
 from trainwright.search.searcher import propose
 from trainwright.search.transfer import Earlier, Experience, Recalled
 from trainwright.search.view import SearchView
@@ -148,7 +148,7 @@ class ForestSearcher(BayesianSearcher):
         if recalled is not None and number < self._count_opening(view):
             best = recalled.best[number : number + 1]
             best = best[view.space.legal(best)]  # requirements may forbid it
-            if skip_duplicates(view, best, np.zeros(len(best)), view.tried, taken) is not None:
+            if find_new(view, best, np.zeros(len(best)), view.tried, taken) is not None:
                 return propose(view, best[0], number, searcher=self.name, design="recalled")
         return BayesianSearcher.propose_design(self, view, number, taken)
 

@@ -22,15 +22,7 @@ from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, optional
 
-__all__ = [
-    "Acquisition",
-    "BayesianSearcher",
-    "add_penalties",
-    "draw_weights",
-    "skip_duplicates",
-    "good_rows",
-    "least_places",
-]
+__all__ = ["Acquisition", "BayesianSearcher", "add_penalties", "draw_weights", "find_new", "good_rows", "least_places"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -136,7 +128,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         if len(numbers) == 1:
             scores = acquisition.score(predicted, float(appetites[0]))
             scores[least_places(scores, int(crowd[0] * len(view.pending)))] = np.inf
-            place = skip_duplicates(view, rows, scores, known, taken)
+            place = find_new(view, rows, scores, known, taken)
             return (rows[place] if place is not None else draw_new(view, numbers[0], taken, "last"))[None, :]
         # A batch takes the best row for each appetite in turn, among those that are neither known nor taken.
         keys = view.space.row_keys(rows)
@@ -156,7 +148,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         return chosen
 
 
-def skip_duplicates(view: SearchView, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]) -> int | None:
+def find_new(view: SearchView, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]) -> int | None:
     """Return the place of the least score whose row is no duplicate (known or taken), and take it; None if all are."""
     for count in (1, 64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
         order = least_places(scores, count)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from trainwright.randomness import rng
 from trainwright.search.bayes.candidates import make_legal
 from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
-from trainwright.search.bayes.loop import draw_weights, skip_duplicates
+from trainwright.search.bayes.loop import draw_weights, find_new
 from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
@@ -69,7 +69,7 @@ class WideSearcher:
             chosen = process if number % 2 else None
             rows = _draw(view, normal, number, _DRAWS if chosen else _FEW)
             scores = chosen.score(chosen.predict(rows), 0.0) if chosen else np.arange(len(rows), dtype=np.float64)
-            place = skip_duplicates(view, rows, scores, view.tried, taken)
+            place = find_new(view, rows, scores, view.tried, taken)
             row = rows[place] if place is not None else draw_new(view, number, taken, "last")
             if process is not None:
                 process.believe(row[None, :])
