@@ -162,9 +162,9 @@ def test_bad_input_is_one_sentence(study, tmp_path):
         ({"name": "parallel", "of": "rate"}, "nothing is named 'rate'; there are: lr, kind$"),
         ({"width": "3km"}, "got '3km'; allowed: 40mm to 400mm"),
         ({"name": "slice", "of": "rate"}, "nothing is named 'rate'; there are: lr, kind, loss, epochs, seconds"),
-        ({"name": "scatter", "of": "lr"}, "--of of a scatter is two names"),
+        ({"name": "scatter", "of": "lr"}, "--of got 'lr'; allowed for a scatter: two names, such as --of seconds,loss"),
         ({"name": "contour", "of": "lr,loss"}, "nothing is named 'loss'; there are: lr, kind"),
-        ({"name": "contour", "of": "lr"}, "--of has 1 names; needed: 2, such as --of lr,width"),
+        ({"name": "contour", "of": "lr"}, "--of got 'lr'; allowed for a contour: two names, such as --of lr,width"),
         ({"out": tmp_path / "x.gif"}, "its name must end in .pdf or .svg or .png, got '.gif'"),
     ]:
         options = {"name": "curves", "out": tmp_path / "x.pdf", **changes}

@@ -1,8 +1,9 @@
 """`trainwright figure DIR NAME`: one figure of a study for a paper."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ __all__ = ["figure"]
 _KINDS = (".pdf", ".svg", ".png")
 _WIDTHS = 40.0, 400.0
 _GROUP_OF = {"best-results": "progress", "best-time": "progress", "utilisation": "workers"}
+_OF = {"slice": "lr", "contour": "lr,width", "scatter": "seconds,loss", "parallel": "lr,width,depth"}
 _NEEDS = {
     "front": "it needs two objectives or more, and a result",
     "curves": "no trial has reported two epochs",
@@ -59,18 +61,16 @@ def _find_figure(source: FigureSource, name: str, of: str | None, others: Mappin
     """Return a figure by its own name, or the first of its group. Raises `InputError` if there is none."""
     studies = {str(source.directory): source.overview, **others}
     further: Mapping[str, Callable[[], Figure | None]] = {
-        "slice": lambda: _draw_parameters(source, of, 1),
-        "contour": lambda: _draw_parameters(source, of, 2),
-        "scatter": lambda: _draw_scatter(source, of),
-        **({"parallel": lambda: _draw_parallel(source, of)} if of else {}),
+        **{kind: partial(_draw_parameters, source, kind, of) for kind in _OF if kind != "parallel" or of},
         "edf": lambda: distribution(studies),
         "comparison": lambda: comparison(studies),
     }
     # A figure of a group may have a number, such as best-time-0 and curves-1.
     base = re.sub(r"-\d+$", "", name)
     group = GROUPS.get(_GROUP_OF.get(base, base))
+    notes: Sequence[str] = ()
     if name in further:
-        found, notes = further[name](), ()
+        found = further[name]()
     elif group is not None:
         drawn = group.draw(source)
         found, notes = next((one for one in drawn.figures if name in (*GROUPS, one.name)), None), drawn.notes
@@ -83,37 +83,25 @@ def _find_figure(source: FigureSource, name: str, of: str | None, others: Mappin
     return found
 
 
-def _draw_parameters(source: FigureSource, of: str | None, count: int) -> Figure | None:
-    space = source.space
+def _draw_parameters(source: FigureSource, kind: str, of: str | None) -> Figure | None:
+    """Draw a figure of named parameters; of a slice and a contour by default of the most important ones."""
+    space, overview = source.space, source.overview
     if space is None:
         return None
-    names = _split_names(of)
-    if not names:
-        # The most important first; of too few results nothing is known.
+    names, count = [name.strip() for name in of.split(",")] if of else [], _OF[kind].count(",") + 1
+    if not names and kind != "scatter":
+        # Of too few results nothing is known.
         with suppress(SearchError):
-            names = list(importance_of(source.overview.state, space).ordered)
+            names = list(importance_of(overview.state, space).ordered)
         names = list(dict.fromkeys([*names, *(column.name for column in space.columns)]))[:count]
+    if kind == "parallel":
+        return parallel_coordinates(overview, space, names)
     if len(names) != count:
-        example = "lr" if count == 1 else "lr,width"
-        raise InputError(f"figure: --of has {len(names)} names; needed: {count}, such as --of {example}")
-    if count == 1:
-        return scatter(source.overview, space, names[0], source.overview.objectives[0].metric)
-    return contour(source.overview, space, names[0], names[1])
-
-
-def _draw_scatter(source: FigureSource, of: str | None) -> Figure | None:
-    names = _split_names(of)
-    if len(names) != 2:
-        raise InputError("figure: --of of a scatter is two names, such as --of seconds,loss")
-    return None if source.space is None else scatter(source.overview, source.space, names[0], names[1])
-
-
-def _draw_parallel(source: FigureSource, of: str | None) -> Figure | None:
-    return None if source.space is None else parallel_coordinates(source.overview, source.space, _split_names(of))
-
-
-def _split_names(of: str | None) -> list[str]:
-    return [name.strip() for name in of.split(",")] if of else []
+        many = "one name" if count == 1 else "two names"
+        raise InputError(f"figure: --of got {of!r}; allowed for a {kind}: {many}, such as --of {_OF[kind]}")
+    if kind == "contour":
+        return contour(overview, space, names[0], names[1])
+    return scatter(overview, space, names[0], overview.objectives[0].metric if kind == "slice" else names[1])
 
 
 def _parse_width(text: str) -> float:
