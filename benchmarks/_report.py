@@ -12,7 +12,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "add_arguments", "environment", "finish", "mean_and_interval", "progress", "table"]
+__all__ = [
+    "RESULTS",
+    "add_arguments",
+    "environment",
+    "finish",
+    "finish_table",
+    "mean_and_interval",
+    "progress",
+    "table",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,6 +55,27 @@ def finish(result: Mapping[str, Any], arguments: argparse.Namespace) -> None:
         arguments.results.write_text(json.dumps(result, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(result))
+
+
+def finish_table(
+    name: str,
+    arguments: argparse.Namespace,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    summary: Mapping[str, float],
+    **settings: object,
+) -> dict[str, Any]:
+    """Print a benchmark's table, and keep it with the numbers of its summary and the settings by which it ran."""
+    print(table(header, rows))
+    result = {
+        "benchmark": name,
+        "environment": environment(),
+        **settings,
+        "summary": summary,
+        "table": {"header": header, "rows": rows},
+    }
+    finish(result, arguments)
+    return result
 
 
 def progress(text: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "tests" / "integrations"))
 
-from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks._report import add_arguments, finish_table, progress
 
 import trainwright as tw
 
@@ -93,15 +93,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         shares = [*found.values(), found["whole"] / found["perfect"]]
         rows.append([str(slots), str(slots * arguments.each), *(f"{100 * share:.1f} %" for share in shares)])
         progress(" ".join(rows[-1]))
-    print(table(HEADER, rows))
-    result = {
-        "benchmark": "scale_compss",
-        "environment": environment(),
-        "summary": summary,
-        "table": {"header": HEADER, "rows": rows},
-    }
-    finish(result, arguments)
-    return result
+    return finish_table("scale_compss", arguments, HEADER, rows, summary)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
-from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks._report import add_arguments, finish_table, progress
 from benchmarks.schedule.paired import average, entered, shown
-from benchmarks.schedule.replays import Curves, algoperf, taskset
+from benchmarks.schedule.replays import Curves, algoperf, lcbench, taskset
 from benchmarks.schedule.speeds import SPEEDS
 
 import trainwright as tw
@@ -111,11 +111,15 @@ def play(tables: list[Curves], devices: int, time: float, seeds: int) -> dict[st
     return {name: min(np.array(rows).T, key=np.mean) for name, rows in found.items()}
 
 
-def measure(data: Path, seeds: int) -> Iterator[tuple[str, float, dict[str, np.ndarray]]]:
+# By name: devices, and the reader of the tables.
+GROUPS = {"TaskSet": (16, taskset), "AlgoPerf": (8, algoperf), "LCBench": (16, lcbench)}
+
+
+def measure(data: Path, seeds: int, groups: list[str]) -> Iterator[tuple[str, float, dict[str, np.ndarray]]]:
     """Yield name, time and regrets of each row."""
-    groups = (("TaskSet", 16, list(taskset(data))), ("AlgoPerf", 8, list(algoperf(data))))
-    for name, devices, tables in groups:
-        large = [curves for curves in tables if curves.rows >= LEAST_ROWS]
+    for name in groups:
+        devices, read = GROUPS[name]
+        large = [curves for curves in read(data) if curves.rows >= LEAST_ROWS]
         for time in DEADLINES if large else ():
             yield name, time, play(large, devices, time, seeds)
 
@@ -125,12 +129,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="with folders taskset and algoperf (needs polars)")
     parser.add_argument("--seeds", type=int, default=30, help="studies of a row")
+    parser.add_argument("--curves", nargs="+", choices=list(GROUPS), default=list(GROUPS))
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     numbers: dict[str, float] = {}
     rows: list[list[str]] = []
     header: list[str] = []
-    for name, time, regrets in measure(arguments.data, arguments.seeds):
+    for name, time, regrets in measure(arguments.data, arguments.seeds, arguments.curves):
         header = ["curves", "time", *regrets, "deadline - best other"]
         others = {each: values for each, values in regrets.items() if each != OURS}
         best = min(others, key=lambda each: float(others[each].mean()))
@@ -144,16 +149,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         texts = [shown(average(values), ".3f") for values in regrets.values()]
         rows.append([name, f"{time:g}", *texts, f"{shown(gap, '+.3f')}, {best}"])
         progress(" | ".join(rows[-1]))
-    print(table(header, rows))
-    result = {
-        "benchmark": "schedule_deadline",
-        "environment": environment(),
-        "seeds": arguments.seeds,
-        "summary": numbers,
-        "table": {"header": header, "rows": rows},
-    }
-    finish(result, arguments)
-    return result
+    return finish_table("schedule_deadline", arguments, header, rows, numbers, seeds=arguments.seeds)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
-from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks._report import add_arguments, finish_table, progress
 from benchmarks.schedule.paired import average, entered, shown
 
 import trainwright as tw
@@ -140,17 +140,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 rows.append([place, *texts])
                 progress(" | ".join(rows[-1]))
     header = ["to the reference; to the end; device hours", *list(CONTENDERS)[1:]]
-    print(table(header, rows))
-    result = {
-        "benchmark": "schedule_goodput",
-        "environment": environment(),
-        "seeds": arguments.seeds,
-        "devices": arguments.devices,
-        "summary": numbers,
-        "table": {"header": header, "rows": rows},
-    }
-    finish(result, arguments)
-    return result
+    return finish_table(
+        "schedule_goodput", arguments, header, rows, numbers, seeds=arguments.seeds, devices=arguments.devices
+    )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
-"""Does MarginalGain end before ASHA on real processes as the simulator says: four local devices, epochs that sleep.
+"""The simulator beside real runs on Local, Ray and Slurm: four devices, epochs that sleep, makespans of both.
 
 Processes, groups, checkpoints and moves are real; an epoch on m devices sleeps 1 / m^0.9 of one on a single device, so
-that any machine will do, and the loss is a formula of the trial and the epoch, so that the simulator knows the curves
-of trials that were stopped. It is told how long a start and a move took on average in the real study. Epochs are long
-because the policy counts with restarts of 30 seconds until it has measured some.
+that any machine will do. Epochs of different trials differ by up to a factor of two, so that chance does not decide who
+reports first. The loss is a formula of the trial and the epoch, so that the simulator knows the curves
+of trials that were stopped. What it is told of an engine (how long a process, a start and a restart take, and an epoch
+beside its sleep) is what `study.measured` says of another, short study on that engine; nothing is fitted to the runs
+that are compared. Slurm is a controller and two daemons on this machine, whose tasks form a gang of two nodes.
 
-    python benchmarks/schedule/real.py --json [--seeds 3] [--epoch-seconds 32] [--trials 4,16]
+    python benchmarks/schedule/real.py --json [--engines local ray slurm] [--epoch-seconds 8] [--trials 8]
 """
 
 import argparse
+import os
+import subprocess
 import sys
 import tempfile
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,116 +23,152 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks._report import add_arguments, finish_table, progress
+from benchmarks.schedule.sleeping import ALPHA, loss
 
 import trainwright as tw
 from trainwright.engine.simulated.settings import Scaling
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.engine.simulated.table import Table
 
-DEVICES = 4
-ALPHA = 0.9
-EPOCHS = 8
-POLICIES: dict[str, Any] = {"asha": tw.Fixed(1), "marginal-gain": tw.MarginalGain()}
-HEADER = ("trials", "seed", "policy", "measured, s", "simulated, s", "full", "moves", "a move, s")
+__all__ = ["main"]
 
-
-def loss(quality: float, epoch: int) -> float:
-    """Return the loss of a trial at an epoch: curves that do not cross."""
-    return quality + 1.0 / epoch
-
-
-def train(trial: tw.Trial) -> None:
-    """Sleep, and save what there is of a model."""
-    import torch
-
-    model = torch.nn.Linear(1, 1)
-    trial.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for epoch in trial.epochs():
-        time.sleep(trial.params["seconds"] / trial.devices**ALPHA)
-        trial.report(loss=loss(trial.params["quality"], epoch))
+ROOT = Path(__file__).resolve().parents[2]
+DEVICES, EPOCHS = 4, 8
+POLICIES: dict[str, dict[str, Any]] = {"Fixed": {}, "MarginalGain": {}}
+HEADER = ("engine", "policy", "trials", "measured, s", "simulated, s", "error", "full", "moves")
+STUDY = """\
+[study]
+train = "benchmarks.schedule.sleeping:train"
+objectives = "min loss"
+directory = "{folder}"
+seed = {seed}
+trials = {trials}
+[space.quality]
+kind = "float"
+low = 0.0
+high = 1.0
+[space.seconds]
+kind = "float"
+low = {least}
+high = {most}
+[searcher]
+name = "RandomSearcher"
+[rule]
+name = "ASHA"
+max_epochs = {epochs}
+min_epochs = 1
+eta = 2
+kind = "{kind}"
+[policy]
+name = "{policy}"
+[engine]
+{engine}
+"""
+ENGINES = {
+    "local": 'name = "Local"\nworkers = 4',
+    "ray": 'name = "Ray"\nworkers = 4',
+    "slurm": 'name = "Local"\nworkers = 2',
+}
 
 
 def scheduler(policy: str) -> tw.Scheduler:
     """Return ASHA with the policy of this name."""
-    return tw.Scheduler(tw.ASHA(max_epochs=EPOCHS, min_epochs=1, eta=2), POLICIES[policy])
+    return tw.Scheduler(tw.ASHA(max_epochs=EPOCHS, min_epochs=1, eta=2), getattr(tw, policy)())
 
 
-def measure(policy: str, trials: int, seed: int, seconds: float, engine: tw.Local) -> dict[str, float]:
-    """Run a study, and simulate it with its own curves and its own mean time of a move."""
-    space = tw.Space(quality=tw.Float(0.0, 1.0), seconds=tw.Constant(seconds))
-    with tempfile.TemporaryDirectory() as folder:
-        study = tw.Study(space, "min loss", directory=Path(folder) / "study", seed=seed, searcher=tw.RandomSearcher())
-        study.run(train, trials=trials, scheduler=scheduler(policy), engine=engine, progress=False)
-        found = study.trials
-    begins = min(lease.started_at or 0.0 for trial in found for lease in trial.leases.values())
-    ends = max(lease.ended_at or 0.0 for trial in found for lease in trial.leases.values())
-    moves = [
-        trial.reports[lease.resumed_epoch + 1].at - (before.ended_at or 0.0) - seconds / len(lease.devices) ** ALPHA
-        for trial in found
-        for number, lease in trial.leases.items()
-        if (before := trial.leases.get(number - 1)) is not None
-    ]
-    first = [trial.reports[1].at - (trial.leases[1].started_at or 0.0) - seconds for trial in found]
-    setting = tw.Simulated(
-        cluster=tw.Cluster(1, DEVICES),
-        task=Table(
-            losses=tuple(np.array([[loss(t.params["quality"], e)] for e in range(1, EPOCHS + 1)]) for t in found),
-            epoch_seconds=seconds,
-            speed_jitter=0.0,
-            in_order=True,
-        ),
-        scaling=Scaling(alpha=ALPHA),
-        start_seconds=max(0.0, float(np.mean(first))),
-        restart_seconds=max(0.0, float(np.mean(moves))) if moves else 0.0,
+def run_study(engine: str, launcher: tuple[dict[str, str], tuple[str, ...]], **settings: Any) -> tw.Study:
+    """Run a study on an engine, by a study file as a user would, and return it."""
+    folder = Path(tempfile.mkdtemp(prefix="real-"))
+    path = folder / "study.toml"
+    path.write_text(STUDY.format(folder=folder / "study", engine=ENGINES[engine], **settings))
+    environment, before = launcher
+    command = [*before, sys.executable, "-m", "trainwright", "worker", str(path), "--quiet"]
+    if engine == "slurm":
+        command += ["--gang", "2", "--workers", "2"]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, **environment, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=variables, check=True, cwd=folder, stdout=sys.stderr)
+    return tw.Study.open(folder / "study")
+
+
+def compare(study: tw.Study, policy: str, known: tw.Simulated) -> tuple[float, float, int, int]:
+    """Return the makespans of a study, real and simulated, and how many trials were complete and moved."""
+    trials = study.trials
+    leases = [lease for trial in trials for lease in trial.leases.values()]
+    began, ended = min(each.started_at or 0.0 for each in leases), max(each.ended_at or 0.0 for each in leases)
+    # What an epoch takes beside its sleep: the median of the other study's.
+    assert isinstance(known.task, Table)
+    other = zip(known.task.seconds or (), known.task.params or (), strict=True)
+    beside = float(np.median(np.concatenate([np.diff(row) - params["seconds"] for row, params in other])))
+    task = Table(
+        losses=tuple(np.array([[loss(t.params["quality"], e)] for e in range(1, EPOCHS + 1)]) for t in trials),
+        seconds=tuple(np.arange(1, EPOCHS + 1) * (t.params["seconds"] + max(0.0, beside)) for t in trials),
+        in_order=True,
     )
-    run = simulate(scheduler(policy), setting, trials=trials, seed=seed)
-    return {
-        "measured": ends - begins,
-        "simulated": run.makespan_seconds,
-        "full": sum(trial.epoch == EPOCHS for trial in found),
-        "moves": len(moves),
-        "move_seconds": float(np.mean(moves)) if moves else 0.0,
-    }
+    setting = replace(known, task=task, scaling=Scaling(alpha=ALPHA))
+    run = simulate(scheduler(policy), setting, trials=len(trials), seed=study.seed)
+    full = sum(trial.epoch == EPOCHS for trial in trials)
+    return ended - began, run.makespan_seconds, full, len(leases) - len(trials)
+
+
+def measure(
+    engine: str, launcher: tuple[dict[str, str], tuple[str, ...]], trials: int, seconds: float
+) -> list[list[str]]:
+    """Return the rows of an engine."""
+    first = run_study(
+        engine, launcher, seed=1, trials=8, least=0.7, most=1.4, epochs=4, kind="promotion", policy="Fixed"
+    )  # pauses and restarts, too
+    shape = (2, DEVICES // 2) if engine == "slurm" else (1, DEVICES)
+    known = first.measured(tw.Cluster(*shape))
+    costs = f"process {known.process_seconds:.2f}, start {known.start_seconds:.2f}, restart {known.restart_seconds:.2f}"
+    progress(f"{engine}: {costs}")
+    rows = []
+    for policy in POLICIES:
+        study = run_study(
+            engine,
+            launcher,
+            seed=0,
+            trials=trials,
+            least=0.7 * seconds,
+            most=1.4 * seconds,
+            epochs=EPOCHS,
+            kind="stopping",
+            policy=policy,
+        )
+        measured, simulated, full, moves = compare(study, policy, known)
+        error = f"{100 * (simulated / measured - 1):+.1f} %"
+        rows.append([engine, policy, str(trials), f"{measured:.1f}", f"{simulated:.1f}", error, str(full), str(moves)])
+        progress(" ".join(rows[-1]))
+    return rows
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Run both policies with each seed, print the table."""
+    """Run both policies on each engine, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epoch-seconds", type=float, default=32.0, help="of an epoch on one device")
-    parser.add_argument("--trials", default=str(DEVICES), help="of a study, or several with commas")
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--epoch-seconds", type=float, default=8.0, help="of an epoch on one device")
+    parser.add_argument("--trials", type=int, default=8)
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    engine = tw.Local(workers=DEVICES)
-    lines: list[list[str]] = []
-    ratios: dict[str, list[float]] = {"measured": [], "simulated": []}
-    gaps: list[float] = []
-    for trials in map(int, arguments.trials.split(",")):
-        for seed in range(arguments.seeds):
-            found = {name: measure(name, trials, seed, arguments.epoch_seconds, engine) for name in POLICIES}
-            for name, row in found.items():
-                gaps.append(abs(row["simulated"] / row["measured"] - 1.0))
-                numbers = [f"{row[key]:.1f}" for key in ("measured", "simulated")]
-                counts = [f"{row['full']:.0f}", f"{row['moves']:.0f}", f"{row['move_seconds']:.2f}"]
-                lines.append([str(trials), str(seed), name, *numbers, *counts])
-                progress(" ".join(lines[-1]))
-            for kind, values in ratios.items():
-                values.append(found["marginal-gain"][kind] / found["asha"][kind])
-    print(table(HEADER, lines))
-    result = {
-        "benchmark": "schedule_real",
-        "environment": environment(),
-        "summary": {
-            **{f"ours_over_asha_makespan_{kind}": float(np.mean(values)) for kind, values in ratios.items()},
-            "ours_over_asha_makespan_measured_worst": max(ratios["measured"]),
-            "makespan_error_mean": float(np.mean(gaps)),
-            "makespan_error_worst": max(gaps),
-        },
-        "table": {"header": HEADER, "rows": lines},
-    }
-    finish(result, arguments)
-    return result
+    rows: list[list[str]] = []
+    for engine in arguments.engines:
+        if engine != "slurm":
+            rows += measure(engine, ({}, ()), arguments.trials, arguments.epoch_seconds)
+            continue
+        sys.path.append(str(ROOT / "tests" / "study"))
+        from clusters import slurm_of
+
+        with tempfile.TemporaryDirectory() as folder, slurm_of(Path(folder), nodes=2) as environment:
+            launcher = (environment, ("srun", "-N", "2", "--ntasks-per-node=1", "--overcommit"))
+            rows += measure(engine, launcher, arguments.trials, arguments.epoch_seconds)
+    numbers: dict[str, float] = {}
+    for engine, policy, _, measured, simulated, *_ in rows:
+        key = f"{engine}_{policy}".lower()
+        numbers |= {f"{key}_measured_seconds": float(measured), f"{key}_simulated_seconds": float(simulated)}
+        numbers[f"{key}_error"] = float(simulated) / float(measured) - 1
+    numbers["makespan_error_worst"] = max(abs(value) for key, value in numbers.items() if key.endswith("_error"))
+    return finish_table("schedule_real", arguments, HEADER, rows, numbers, epoch_seconds=arguments.epoch_seconds)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 import trainwright as tw
 from trainwright.engine.nodes.engine import GangPlace, Nodes
 from trainwright.engine.nodes.member import COMMAND, place_token, publish_meeting
+from trainwright.engine.protocol import node_shapes
 from trainwright.errors import EngineError
 from trainwright.testing import EngineConformance
 
@@ -250,3 +251,29 @@ def test_a_gang_that_has_lost_a_node_is_interrupted(tmp_path):
     with tw.Study.open(directory) as study:
         [trial] = study.trials
         assert (trial.blamed_losses, trial.status.ended) == (0, False)
+
+
+@pytest.mark.slow
+def test_nodes_of_different_size_and_speed_are_used_whole(tmp_path):
+    """A node of two slots and one of a single slow slot: all three are there, and the slow one is used last."""
+    meeting = tmp_path / "gang.json"
+    member = start_member(meeting, 1, 1)
+    try:
+        engine = Nodes(meeting=meeting, nodes=2, workers=2, start_seconds=60.0, speeds={"*/cpu:2": 0.5})
+        assert (engine.slots, engine.slots_per_node, engine.node_sizes) == (3, 2, (2, 1))
+        assert [node.speed for node in node_shapes(engine)] == [1.0, 0.5]
+        study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", directory=tmp_path / "study", seed=0)
+        study.run(three_epochs, trials=5, scheduler=tw.FixedEpochs(3), engine=engine, progress=False)
+        used = [lease.devices[0].rpartition(":")[2] for trial in study.trials for lease in trial.leases.values()]
+        assert sorted(used[:3]) == ["0", "1", "2"]
+        assert used[2] == "2"
+    finally:
+        member.kill()
+        member.wait()
+
+
+def three_epochs(trial):
+    """Sleep and report."""
+    for epoch in trial.epochs():
+        time.sleep(0.2)
+        trial.report(loss=1 / epoch)

@@ -22,7 +22,7 @@ from trainwright.schedule import Scheduler
 from trainwright.settings import refuse_unknown, settings_of
 from trainwright.study import Forecast, Study
 from trainwright.study.forecast.forecast import Spread, forecasts
-from trainwright.validators import check, each, instance_of, integer, number
+from trainwright.validators import check, each, instance_of, integer, number, optional, text
 
 __all__ = ["simulate"]
 
@@ -36,7 +36,8 @@ _LIMITS = tuple(limit.name for limit in settings_of(SimulationLimits))
 class SimulateTable(SimulationLimits, error=InputError, label=""):
     """The table [simulate] of a study file, without the settings of the engine that may be in it too."""
 
-    gpus: Annotated[int | list[int], _COUNT | each(_COUNT, least=1), "devices of the cluster"]
+    gpus: Annotated[int | list[int] | None, optional(_COUNT | each(_COUNT, least=1)), "devices of the cluster"] = None
+    cluster: Annotated[str | None, optional(text()), "instead of gpus, a cluster file; its nodes may differ"] = None
     gpus_per_node: Annotated[int, _COUNT, "devices of a node"] = 8
     seeds: Annotated[int, _COUNT, "how many studies to simulate of each kind"] = 30
     task: Annotated[dict[str, Any], A_TABLE, "what a trial does"] = field(default_factory=dict)
@@ -44,6 +45,16 @@ class SimulateTable(SimulationLimits, error=InputError, label=""):
         field(default_factory=dict)
     )
     schedulers: Annotated[dict[str, Any], A_TABLE, "what is compared"] = field(default_factory=dict)
+
+    def clusters(self, folder: Path) -> list[Cluster]:
+        """Return the clusters to simulate; a file is found from `folder` on."""
+        if (self.gpus is None) == (self.cluster is None):
+            problem = "'gpus' is missing (devices of the cluster)" if self.gpus is None else "got gpus and cluster"
+            raise InputError(f"[simulate]: {problem}; give gpus = 64, or a cluster file: cluster = 'nodes.toml'")
+        if self.cluster is not None:
+            return [Cluster.load(folder / self.cluster)]
+        counts = self.gpus if isinstance(self.gpus, list) else [self.gpus or 0]
+        return [_make_cluster(devices, self.gpus_per_node) for devices in counts]
 
     def limits(self) -> dict[str, Any]:
         """Return what ends a study, by name."""
@@ -74,8 +85,8 @@ def simulate(
     settings = {name: entries[name] for name in _ENGINE if name in entries}
     engine = _make_engine(table, settings, file)
     found: dict[int, dict[str, Forecast]] = {}
-    for devices in [table.gpus] if isinstance(table.gpus, int) else table.gpus:
-        cluster = _make_cluster(devices, table.gpus_per_node)
+    for cluster in table.clusters(file.parent):
+        devices = cluster.devices
         found[devices] = forecasts(schedulers, engine(cluster), seeds=table.seeds, **table.limits())
         _show_forecasts(devices, table, found[devices])
     forecast_contents = [

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from trainwright.cluster.device import Device, DeviceFailures, Storage
+from trainwright.cluster.device import Device, DeviceFailures, NodeShape, Storage
 from trainwright.cluster.files import read_cluster, write_cluster
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel
 from trainwright.cluster.presets.laptop import load_or_measure_laptop
 from trainwright.errors import InputError, closest
 from trainwright.settings import Settings
-from trainwright.validators import check, integer, number, one_of
+from trainwright.validators import check, each, integer, number, one_of
 
 __all__ = ["PRESETS", "RUNTIMES", "Cluster"]
 
@@ -23,7 +23,11 @@ RUNTIMES = ("step", "fsdp", "gpipe", "1f1b")
 
 @dataclass(frozen=True, slots=True)
 class Cluster(Settings):
-    """`nodes` equal nodes with `devices_per_node` devices each; rank = node * devices_per_node + place in the node.
+    """`nodes` nodes with `devices_per_node` devices each; rank = node * devices_per_node + place in the node.
+
+    Nodes that differ are listed: `node_devices` has the devices of each, `devices_per_node` being the most, and
+    `node_speeds` how fast these are, relative to `device`. Schedulers and simulations use both; plans are made for
+    equal nodes.
 
     `tiers` are the levels of the network, the smallest first: the first joins the devices of a node (if a node has
     more than one), each next one whole groups of the one before, the last all devices. A cluster without tiers or
@@ -42,6 +46,14 @@ class Cluster(Settings):
     """Measured times of exchanges; they take precedence over the formulas of the tiers."""
     storage: Storage = field(default_factory=Storage, kw_only=True)
     failure: DeviceFailures = field(default_factory=DeviceFailures, kw_only=True)
+    node_devices: Annotated[tuple[int, ...], each(integer(minimum=1), words="a list of whole numbers >= 1")] = field(
+        default=(), kw_only=True
+    )
+    """Devices of each node; () where all have `devices_per_node`."""
+    node_speeds: Annotated[tuple[float, ...], each(number(above=0), words="a list of numbers > 0")] = field(
+        default=(), kw_only=True
+    )
+    """Speed of each node's devices, relative to `device`; () where all are as fast."""
     overhead_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
     """Framework seconds of an iteration that no layer explains."""
     exchange_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
@@ -79,6 +91,13 @@ class Cluster(Settings):
                 check(seconds, number(minimum=0), where)
         for name, error in self.errors.items():
             check(error, number(minimum=0), f"Cluster.errors.{name}")
+        for name in ("node_devices", "node_speeds"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # lists of a file; frozen and hashable
+            if getattr(self, name) and len(getattr(self, name)) != self.nodes:
+                _raise_refusal(f"Cluster.{name}", list(getattr(self, name)), f"one for each of the {self.nodes} nodes")
+        if self.node_devices and max(self.node_devices) != self.devices_per_node:
+            allowed = f"numbers of which the largest is devices_per_node={self.devices_per_node}"
+            _raise_refusal("Cluster.node_devices", list(self.node_devices), allowed)
         self._check_levels()
 
     def _check_levels(self) -> None:
@@ -109,7 +128,13 @@ class Cluster(Settings):
     @property
     def devices(self) -> int:
         """All devices."""
-        return self.nodes * self.devices_per_node
+        return sum(self.node_devices) or self.nodes * self.devices_per_node
+
+    @property
+    def node_shapes(self) -> tuple[NodeShape, ...]:
+        """The devices and the speed of each node."""
+        sizes = self.node_devices or (self.devices_per_node,) * self.nodes
+        return tuple(map(NodeShape, sizes, self.node_speeds or (1.0,) * self.nodes))
 
     @classmethod
     def preset(cls, name: str, *, nodes: int | None = None, typical: bool = True) -> "Cluster":

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainwright.settings import Settings
 from trainwright.validators import Validator, check, integer, number
 
-__all__ = ["MOST_EFFICIENT", "Device", "DeviceFailures", "Storage", "roofline_seconds"]
+__all__ = ["MOST_EFFICIENT", "Device", "DeviceFailures", "NodeShape", "Storage", "roofline_seconds"]
 
 MOST_EFFICIENT = {"attention": 2.0}
 """Largest shares of the peak where they are not 1: attention with a causal mask does half of its operations."""
@@ -19,6 +19,13 @@ _USUAL = {"conv": 0.45, "linear": 0.6, "attention": 0.45, "fp8": 0.6, "memory": 
 """Shares of the peak, and of the memory's bandwidth, where nobody has measured them; 0.5 for other kinds of layer."""
 _FINITE = number(above=0)
 _POSITIVE_OR_INFINITE = Validator(lambda value: _FINITE.accepts(value) or value == math.inf, "a number > 0")
+
+
+class NodeShape(NamedTuple):
+    """A node as schedulers see it: its devices, and how fast they are relative to those of other nodes."""
+
+    devices: int
+    speed: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,6 +42,16 @@ class EngineWrapper:
         return self._inside.slots_per_node
 
     @property
+    def node_sizes(self) -> tuple[int, ...]:
+        """The slots of each node, () if all have as many."""
+        return getattr(self._inside, "node_sizes", ())
+
+    @property
+    def speeds(self) -> Mapping[str, float]:
+        """The speeds of devices that are not of speed 1, by patterns of their names."""
+        return getattr(self._inside, "speeds", {})
+
+    @property
     def gone(self) -> frozenset[int]:
         """The slots of nodes that it has lost."""
         return self._inside.gone

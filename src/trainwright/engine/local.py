@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from trainwright.engine.process.listener import Worker
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.process.supervisor import LIMIT, Supervisor
 from trainwright.engine.process.worker_process import WorkerProcess, thread_variables
-from trainwright.engine.protocol import Block, Died, Handler, TrainFunction
+from trainwright.engine.protocol import SPEEDS, Block, Died, Handler, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.ledger import Record
 from trainwright.settings import Settings
@@ -29,9 +29,9 @@ class Local(Supervisor, Settings, error=EngineError):
     """Run up to `workers` trials at once, each alone in a spawned process that its slot's next trial reuses.
 
     Slots share this machine's processors evenly (OMP_NUM_THREADS) and its GPUs in turn (CUDA_VISIBLE_DEVICES);
-    `gpus` names other ones, `gpus=()` none. A run longer than `timeout_seconds`, or a process with more resident memory
-    than `memory_bytes`, its children included, is asked to end and killed `grace_seconds` later: the trial has failed.
-    `fresh_process=True` gives each trial a new process.
+    `gpus` names other ones, `gpus=()` none; `speeds={"cuda:1": 0.5}` says which are slower than others. A run longer
+    than `timeout_seconds`, or a process with more resident memory than `memory_bytes`, its children included, is asked
+    to end and killed `grace_seconds` later: the trial has failed. `fresh_process=True` gives each trial a new process.
 
     A trial of several devices is as many processes, one a slot, which call the training function as the ranks of a
     group of torch.distributed (see `Trial.prepare`). With `process_per_device=False` it is one process that has them
@@ -47,6 +47,7 @@ class Local(Supervisor, Settings, error=EngineError):
     grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
     fresh_process: Annotated[bool, flag(), "a new process for each trial"] = False
     process_per_device: Annotated[bool, flag(), "a process for each device of a trial"] = True
+    speeds: Annotated[Mapping[str, float], SPEEDS, "relative speeds of devices"] = field(default_factory=dict)
 
     def check_together(self) -> None:
         """Refuse limits without a process to kill, and GPUs that are not there; find the GPUs if none were named."""

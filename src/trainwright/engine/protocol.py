@@ -2,15 +2,31 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainwright.cluster import NodeShape
 from trainwright.ledger import Record
 from trainwright.ledger.trials import RaisedAt
 from trainwright.train import Trial
 from trainwright.train.assignment import Assignment
+from trainwright.validators import Validator, number
 
-__all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Raised", "Returned", "StoppedEarly", "TrainFunction"]
+__all__ = [
+    "SPEEDS",
+    "Block",
+    "Died",
+    "Engine",
+    "Handler",
+    "Outcome",
+    "Raised",
+    "Returned",
+    "StoppedEarly",
+    "TrainFunction",
+    "node_shapes",
+]
 
 TrainFunction = Callable[[Trial], Any]
 Block = tuple[int, ...]
@@ -110,3 +126,26 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End whatever still runs, without an outcome, and every process."""
+
+
+_SPEED = number(above=0)
+SPEEDS = Validator(
+    lambda value: isinstance(value, Mapping) and all(map(_SPEED.accepts, value.values())),
+    'speeds > 0 by patterns of device names, such as {"old-*": 0.5}',
+)
+
+
+def node_shapes(engine: Engine) -> tuple[NodeShape, ...]:
+    """Return the nodes of an engine in the order of their slots; the parts of a node whose speeds differ are several.
+
+    Its `node_sizes` says how many slots each node has, if they differ, and its `speeds` how fast devices are whose
+    names match a pattern: the first one counts, others are of speed 1. An engine may lack both.
+    """
+    slots, per_node, speeds = engine.slots, engine.slots_per_node, getattr(engine, "speeds", {})
+    sizes = getattr(engine, "node_sizes", ()) or [min(per_node, slots - first) for first in range(0, slots, per_node)]
+    if not speeds:
+        return tuple(map(NodeShape, sizes))
+    nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
+    names = [engine.devices((slot,))[0] for slot in range(slots)]
+    found = [next((speed for pattern, speed in speeds.items() if fnmatchcase(name, pattern)), 1.0) for name in names]
+    return tuple(NodeShape(len(list(part)), speed) for (_, speed), part in groupby(zip(nodes, found, strict=True)))

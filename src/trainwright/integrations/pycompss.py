@@ -47,8 +47,6 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
     grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
     start_seconds: Annotated[float, number(above=0), "seconds for a process to start"] = 120.0
 
-    _per_node = 1
-
     def check_together(self) -> None:
         """Refuse to be where PyCOMPSs is not."""
         if find_spec("pycompss") is None:
@@ -72,6 +70,7 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
         # The task's constraints are read from here when it is first imported.
         os.environ["TRAINWRIGHT_CPUS"], os.environ["TRAINWRIGHT_GPUS"] = str(self.cpus), str(self.gpus)
         self._listener = WorkerListener("")
+        self._number_slots([1] * self.slots)
         for place in range(self.slots):
             self._members.append(self._start_member(place))
         super().open(train, directory)

@@ -44,6 +44,14 @@ class Oracle(Settings, error=InputError):
     cluster: Cluster
     expert_imbalance: Annotated[float, number(minimum=1)] = 1.0
 
+    def check_together(self) -> None:
+        """Refuse nodes that differ: a plan divides a model among equal ones."""
+        if len(set(self.cluster.node_shapes)) > 1:
+            raise InputError(
+                f"oracle: the nodes of {self.cluster.name!r} differ in speed or size; allowed: equal nodes; describe "
+                "those that shall train the model as a cluster of their own: a gang is as fast as its slowest member"
+            )
+
     def rank(
         self,
         profile: Profiles,

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.engine import Engine
+from trainwright.engine.protocol import node_shapes
 from trainwright.engine.simulated.settings import Simulated
 from trainwright.engine.simulated.table import Table
 from trainwright.errors import StudyError
@@ -101,7 +102,8 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
         np.concatenate([curve, curve[-1] + usual[at:] - usual[at - 1]]) for curve, at in zip(curves, known, strict=True)
     ]
     leases = [lease for trial in state.trials.values() for lease in trial.leases.values()]
-    start = median(_measure_gaps(state) or [0.0])
+    gaps, processes = _measure_gaps(state)
+    start = median(gaps or [0.0])
     # A study without restarts knows at least what a start takes.
     costs = [cost for _, *later in restarts for cost in later] or [first for first, *_ in restarts]
     # Without checkpoints every restart began at the first epoch, and will in the simulation.
@@ -118,6 +120,7 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
         task_devices=mode([max(1, len(lease.devices)) for lease in leases]),
         start_seconds=start,
         restart_seconds=start + median(costs),
+        process_seconds=max(0.0, median(processes) - start),
         resume=not again or any(lease.resumed_epoch for lease in again),
     )
 
@@ -144,19 +147,27 @@ def _measure_epochs(trial: TrialState) -> tuple[list[float], list[float]]:
     return np.maximum(1e-9, np.concatenate(seconds)).tolist(), firsts
 
 
-def _measure_gaps(state: State) -> list[float]:
-    """Return the seconds between the last report of a run and when the next one in its slot trained."""
-    # By slot: when a run trained, and its last report.
-    runs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+def _measure_gaps(state: State) -> tuple[list[float], list[float]]:
+    """Return the seconds until a run trained: after the last report of the one before in its slot, and of each first.
+
+    The first run of a slot waits for its process.
+    """
+    # By slot: when a run trained, its last report, and when it was started.
+    runs: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for trial in state.trials.values():
         for lease in trial.leases.values():
             reports = [report for report in trial.reports.values() if report.lease == lease.number]
             if reports:
                 # By the clock of the reports: a lease's own start includes the wait for its process.
                 began = min(report.at - report.wall_seconds for report in reports)
-                runs.setdefault((lease.writer, lease.slot), []).append((began, max(report.at for report in reports)))
+                ended, started = max(report.at for report in reports), lease.started_at or began
+                runs.setdefault((lease.writer, lease.slot), []).append((began, ended, started))
     pairs = [pair for each in runs.values() for pair in pairwise(sorted(each))]
-    return [max(0.0, after[0] - before[1]) for before, after in pairs]
+    firsts = [min(each) for each in runs.values()]
+    return (
+        [max(0.0, after[0] - before[1]) for before, after in pairs],
+        [max(0.0, began - started) for began, _, started in firsts],
+    )
 
 
 _STUDIES = 10
@@ -167,8 +178,8 @@ def expect_by_deadline(study: Simulating, scheduler: Scheduler, engine: Engine, 
     length = scheduler.rule.max_epochs
     if length is None or len(study.objectives) > 1 or not any(trial.epoch >= length for trial in study.trials):
         return None
-    slots, per_node = engine.slots, engine.slots_per_node
-    cluster = Cluster(slots // per_node, per_node) if slots % per_node == 0 else Cluster(1, slots)
+    sizes, speeds = zip(*node_shapes(engine), strict=True)
+    cluster = Cluster(len(sizes), max(sizes), node_devices=sizes, node_speeds=speeds)
     try:
         found = study.simulate(scheduler, engine=study.measured(cluster), deadline_seconds=seconds, seeds=_STUDIES)
     except StudyError:  # nothing of the study can be simulated

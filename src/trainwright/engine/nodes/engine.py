@@ -10,7 +10,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -19,7 +19,7 @@ from trainwright.engine.nodes.member import COMMAND, place_token, publish_meetin
 from trainwright.engine.nodes.member_engine import Member, MemberEngine
 from trainwright.engine.process.listener import WorkerListener
 from trainwright.engine.process.supervisor import LIMIT
-from trainwright.engine.protocol import TrainFunction
+from trainwright.engine.protocol import SPEEDS, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.settings import Settings
 from trainwright.signals import signals_held
@@ -44,8 +44,9 @@ _LAST_WORDS_SECONDS = 10.0
 class Nodes(MemberEngine, Settings, error=EngineError):
     """Run trials on the slots of `nodes` members, who find this driver by the file `meeting`.
 
-    Those that have not come within `start_seconds` are missed, and their slots are gone. All nodes have as many slots
-    as the one that has fewest, a GPU each where there are any. A run longer than `timeout_seconds`, or a process with
+    Those that have not come within `start_seconds` are missed, and their slots are gone. A slot has a GPU where there
+    are any; nodes may differ in size, and `speeds={"old-*": 0.5}` says which are slower, by patterns of HOST/cuda:N. A
+    run longer than `timeout_seconds`, or a process with
     more resident memory than `memory_bytes`, is asked to end and killed `grace_seconds` later.
     """
 
@@ -56,6 +57,7 @@ class Nodes(MemberEngine, Settings, error=EngineError):
     memory_bytes: Annotated[int | None, LIMIT, "resident memory of a process at most"] = None
     grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
     start_seconds: Annotated[float, number(above=0), "seconds for members and processes to come"] = _START_SECONDS
+    speeds: Annotated[Mapping[str, float], SPEEDS, "relative speeds of devices"] = field(default_factory=dict)
 
     def check_together(self) -> None:
         """Begin without members: they are waited for when slots are asked for."""
@@ -65,14 +67,19 @@ class Nodes(MemberEngine, Settings, error=EngineError):
     @property
     def slots(self) -> int:
         """The slots of all nodes, lost ones too. Waits for the members."""
-        return self.slots_per_node * self.nodes
+        return sum(self.node_sizes)
 
     @property
     def slots_per_node(self) -> int:
-        """The slots of one node."""
-        if not self._per_node:
+        """The slots of the largest node."""
+        return max(self.node_sizes)
+
+    @property
+    def node_sizes(self) -> tuple[int, ...]:
+        """The slots of each node."""
+        if not self._ranges:
             self._meet_members()
-        return self._per_node
+        return tuple(map(len, self._ranges))
 
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; wait for the members."""
@@ -107,11 +114,13 @@ class Nodes(MemberEngine, Settings, error=EngineError):
         if not here:
             self.close()
             raise EngineError(f"gang: none of its {self.nodes} members has come within {self.start_seconds:g} s")
-        self._per_node = min(arrived.slots for arrived in here)
+        # One that is missed counts as small as the smallest.
+        least = min(arrived.slots for arrived in here)
+        self._number_slots([least if each.arrived is None else each.arrived.slots for each in self._members])
         self._gpu = any(arrived.gpus for arrived in here)
 
     def _name_device(self, slot: int) -> str:
-        member, number = self._members[slot // self._per_node], slot % self._per_node
+        member, number = self._locate_slot(slot)
         gpus = member.arrived.gpus if member.arrived is not None else ()
         return f"{member.name}/cuda:{gpus[number % len(gpus)]}" if gpus else f"{member.name}/cpu:{slot}"
 
@@ -156,7 +165,7 @@ class GangPlace:
         """Return the engine of the driver, with the limits of the one that it takes the place of."""
         limits = {
             name: getattr(instead_of, name)
-            for name in ("timeout_seconds", "memory_bytes", "grace_seconds")
+            for name in ("timeout_seconds", "memory_bytes", "grace_seconds", "speeds")
             if hasattr(instead_of, name)
         }
         return Nodes(meeting=self.meeting, nodes=self.size, workers=workers, start_seconds=_START_SECONDS, **limits)

@@ -6,13 +6,17 @@ takes a detour. A member that is lost takes its slots along, and no more.
 
 import time
 from abc import abstractmethod
+from bisect import bisect
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from trainwright.cluster import NodeShape
 from trainwright.engine.nodes.member import Arrived, Order
 from trainwright.engine.process.listener import LineWorker, Worker, WorkerListener
 from trainwright.engine.process.supervisor import Supervisor
 from trainwright.engine.protocol import Block, Died, Outcome, Raised
+from trainwright.schedule.allocator.mixed_nodes import node_slots
 
 __all__ = ["Member", "MemberEngine"]
 
@@ -137,8 +141,8 @@ class MemberEngine(Supervisor):
     """An engine on the slots of its members; a subclass starts them, or lets them come."""
 
     start_seconds: float
-    _per_node = 0
-    """Slots of one node, once they are known."""
+    _ranges: tuple[range, ...] = ()
+    """The slots of each member's node, once they are known."""
 
     def _clear(self) -> None:
         super()._clear()
@@ -148,9 +152,16 @@ class MemberEngine(Supervisor):
     @property
     def gone(self) -> frozenset[int]:
         """The slots of nodes that are lost or never came."""
-        size = self._per_node
-        lost = [member.place for member in self._members if member.lost]
-        return frozenset(place * size + number for place in lost for number in range(size))
+        return frozenset(slot for member in self._members if member.lost for slot in self._ranges[member.place])
+
+    def _number_slots(self, sizes: Iterable[int]) -> None:
+        """Give the slots their numbers, node by node."""
+        self._ranges = node_slots(tuple(map(NodeShape, sizes)))
+
+    def _locate_slot(self, slot: int) -> tuple[Member, int]:
+        """Return the member of a slot, and the slot's number in its node."""
+        place = bisect(self._ranges, slot, key=lambda part: part.start) - 1
+        return self._members[place], slot - self._ranges[place].start
 
     def devices(self, block: Block) -> tuple[str, ...]:
         """Return the names of a block's devices, with the nodes that they are in."""
@@ -171,14 +182,14 @@ class MemberEngine(Supervisor):
 
     def _start_worker(self, part: range) -> Worker:
         self._serial += 1
-        place = part[0] // self._per_node
-        if self._members[place].connected:
-            # Its end may not have been heard yet.
-            self._hear_other(self._members[place])
-        member = self._members[place]
+        member, slot = self._locate_slot(part[0])
+        if member.connected:
+            # Its end may not have been heard yet; the engine may have started another then.
+            self._hear_other(member)
+            member = self._members[member.place]
         worker = RemoteWorker(part, self._serial, member, self._require_listener())
         order = Order(
-            slot=part[0] % self._per_node,
+            slot=slot,
             serial=self._serial,
             token=worker.token,
             memory_bytes=self.memory_bytes,

@@ -6,7 +6,8 @@ alone. Processes speak with the driver through sockets of their own, so that no 
 """
 
 import time
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from trainwright.engine.nodes.member import serve_driver
 from trainwright.engine.nodes.member_engine import Member, MemberEngine
 from trainwright.engine.process.listener import WorkerListener
 from trainwright.engine.process.supervisor import LIMIT
-from trainwright.engine.protocol import Died, Handler, TrainFunction
+from trainwright.engine.protocol import SPEEDS, Died, Handler, TrainFunction
 from trainwright.engine.ray.cluster import SlotMap, check_cluster, connect, living_nodes, load_ray
 from trainwright.errors import EngineError
 from trainwright.settings import Settings
@@ -68,7 +69,8 @@ class Ray(MemberEngine, Settings, error=EngineError):
     each node, 0 none. All are held from `open` to `close`. A trial of several devices is as many processes, one a
     device, the ranks of a group of torch.distributed. A run longer than `timeout_seconds`, or a process with more
     resident memory than `memory_bytes`, is asked to end and killed `grace_seconds` later. A node on which nothing
-    starts within `start_seconds` is lost. When this process dies, Ray ends its actors.
+    starts within `start_seconds` is lost. `speeds={"old-*": 0.5}` says which devices, by patterns of NODE/cuda:N, are
+    slower than others. When this process dies, Ray ends its actors.
     """
 
     workers: Annotated[int | None, _ALL_WORKERS, "devices at most"] = None
@@ -80,6 +82,7 @@ class Ray(MemberEngine, Settings, error=EngineError):
     memory_bytes: Annotated[int | None, LIMIT, "resident memory of a process at most"] = None
     grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
     start_seconds: Annotated[float, number(above=0), "seconds for a process to start"] = 120.0
+    speeds: Annotated[Mapping[str, float], SPEEDS, "relative speeds of devices"] = field(default_factory=dict)
 
     def check_together(self) -> None:
         """Begin without a cluster: it is joined when its slots are asked for."""
@@ -116,7 +119,8 @@ class Ray(MemberEngine, Settings, error=EngineError):
                 gpus_per_node=self.gpus_per_node,
                 cpus_per_device=self.cpus_per_device,
             )
-            self._per_node, self._gpu = self._slot_map.slots_per_node, self._slot_map.gpu
+            self._number_slots([self._slot_map.slots_per_node] * len(self._slot_map.nodes))
+            self._gpu = self._slot_map.gpu
         return self._slot_map
 
     def open(self, train: TrainFunction, directory: Path | None) -> None:

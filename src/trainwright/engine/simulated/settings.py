@@ -128,7 +128,8 @@ class Simulated(Settings, error=EngineError):
 
     The seconds of the task are those on `task_devices` devices (None: on those of a new trial, the fewest of all
     schedulers that are compared); on others `scaling` says how fast a trial is. A new trial trains after
-    `start_seconds`; `restart_seconds` is the cost of going on elsewhere. `stragglers` s makes each run of a trial
+    `start_seconds`, and `process_seconds` later on devices that nobody has used yet, where a process starts and imports
+    its packages; `restart_seconds` is the cost of going on elsewhere. `stragglers` s makes each run of a trial
     1 + |z| times as long, z normal with spread s; `drops_per_second` is the rate at which it fails. Nodes fail after
     `node_mtbf_seconds` on average (None: never) and are back `repair_seconds` later; what ran there goes on from its
     last epoch, with the devices of a new trial. Unless trials `resume`, whoever goes on trains again from the first
@@ -141,6 +142,7 @@ class Simulated(Settings, error=EngineError):
     scaling: Scaling | GoodputScaling = field(default_factory=Scaling)
     start_seconds: Annotated[float, _NOT_NEGATIVE, "until a new trial trains"] = 0.0
     restart_seconds: Annotated[float, _NOT_NEGATIVE, "to continue elsewhere"] = 30.0
+    process_seconds: Annotated[float, _NOT_NEGATIVE, "until a process of a new device is there"] = 0.0
     resume: Annotated[bool, flag(), "continue from the last epoch"] = True
     stragglers: Annotated[float, _NOT_NEGATIVE, "spread of how much longer a run takes"] = 0.0
     drops_per_second: Annotated[float, _NOT_NEGATIVE, "rate at which a run fails"] = 0.0

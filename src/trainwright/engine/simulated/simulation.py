@@ -15,6 +15,7 @@ from trainwright.schedule import DeviceAllocator, Pause, Promote, Promoted, Repo
 from trainwright.schedule import Event as RuleEvent
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.allocator.estimates import Estimates, seconds_left
+from trainwright.schedule.allocator.mixed_nodes import arrange_slots, node_slots, slot_speeds
 from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
 from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started, TrialView
@@ -111,13 +112,17 @@ class _Simulation:
         self.events = EventQueue(most=100 * (cluster.devices + 1000))
         self.timer: int | None = None  # when the policy or the rule wants to be asked again
         self.down: set[int] = set()  # nodes
+        self.used: set[int] = set()  # slots on which there is a process
         self.nothing = False  # there was no work when it was asked for last
         self.idle = 0  # events in a row without any training
+        self.node_shapes = cluster.node_shapes
+        self.speeds = slot_speeds(cluster.node_shapes)
         self.device_allocator = DeviceAllocator(
             scheduler.policy,
             self,
-            scheduler.policy.free_slots(cluster.devices, cluster.devices_per_node),
+            arrange_slots(self.node_shapes, scheduler.policy),
             slots=cluster.devices,
+            speeds=self.speeds,
             rungs=(*getattr(self.rule, "rungs", ()), self.length),
             survival=self._survival,
             seconds_left=self._seconds_left,
@@ -319,8 +324,7 @@ class _Simulation:
         self.events.push(after + mean * self.lifetimes.at(node, life), EventKind.NODE_LOST, node, life)
 
     def _node_slots(self, node: int) -> range:
-        size = self.setting.cluster.devices_per_node
-        return range(node * size, (node + 1) * size)
+        return node_slots(self.node_shapes)[node]
 
     # What the policy plans.
 
@@ -390,6 +394,9 @@ class _Simulation:
             if not self.setting.resume:
                 trial.checkpoint = 0
         trial.started = True
+        if not self.used.issuperset(running.block):
+            self.used.update(running.block)
+            cost += self.setting.process_seconds
         self._train_on(trial, self.clock + cost)
         running.measured_from = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:
@@ -404,6 +411,8 @@ class _Simulation:
         size, scaling = len(self.device_allocator.running[trial.number].block), self.setting.scaling
         trial.batch = scaling.choose_batch(self.device_allocator.estimates, size, trial.checkpoint)
         trial.pace = scaling.pace(size, trial.batch, trial.checkpoint, self.task_devices) * trial.luck
+        if self.speeds:
+            trial.pace *= min(self.speeds[slot] for slot in self.device_allocator.running[trial.number].block)
         # Epochs in which nothing can be decided are passed without an event, which makes long trials cheap.
         following = max(epoch + 1, self.rule.next_epoch(self.index, seen))
         # Where a trial measures and chooses anew in each epoch, each is an event.

@@ -6,7 +6,7 @@ the policy's planner decides, by the allocator's methods.
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,9 @@ from trainwright.schedule.allocator.free_slots import FreeSlots
 from trainwright.schedule.policies.allocation_policy import Action, AllocationPolicy, Block, PendingTrial, Planner
 
 __all__ = ["DeviceAllocator", "RunningTrial", "TrialSource"]
+
+_WORTH = 1.1
+"""A move must be worth it by a tenth: expectations err."""
 
 
 class TrialSource(Protocol):
@@ -41,7 +44,7 @@ class RunningTrial:
     rung_epoch: int = 0  # the last of them
     loss: float = float("inf")
     epoch_seconds: float | None = None  # on these devices
-    start_epoch_seconds: float | None = None  # on the devices of a new trial
+    start_epoch_seconds: float | None = None  # on the devices of a new trial, of speed 1
     measured_from: tuple[int, float] | None = None  # an epoch and a time, from which to measure
     replans: bool = False  # its next checkpoint is awaited
     resized_at: float = float("-inf")  # when it last changed its devices
@@ -74,6 +77,7 @@ class DeviceAllocator:
     rungs: tuple[int, ...]  # epochs at which trials are compared, and the last epoch
     survival: Callable[[RunningTrial], tuple[float, ...]]
     seconds_left: Callable[[], float] = field(default_factory=lambda: lambda: math.inf)  # until the time budget is used
+    speeds: Sequence[float] = ()  # of each slot's device, relative to one another; () where all are alike
     estimates: Estimates = field(default_factory=Estimates)
     running: dict[int, RunningTrial] = field(default_factory=dict)
     preempted: dict[int, RunningTrial] = field(default_factory=dict)
@@ -111,12 +115,14 @@ class DeviceAllocator:
             running.epoch_seconds = (at - running.measured_from[1]) / (epoch - running.measured_from[0])
             # Only epochs on the starting size are comparable between trials; those on others give the trial's own
             # speed-up.
+            # What they would take on devices of speed 1.
+            seconds = running.epoch_seconds * self.block_speed(running.block)
             if len(running.block) == self.policy.start:
-                self.estimates.saw_epoch(running.epoch_seconds)
-                running.start_epoch_seconds = running.epoch_seconds
-            elif running.start_epoch_seconds and running.epoch_seconds:  # an epoch of a table may take no time
+                self.estimates.saw_epoch(seconds)
+                running.start_epoch_seconds = seconds
+            elif running.start_epoch_seconds and seconds:  # an epoch of a table may take no time
                 self.estimates.saw_speedup(
-                    len(running.block) / self.policy.start, running.start_epoch_seconds / running.epoch_seconds
+                    len(running.block) / self.policy.start, running.start_epoch_seconds / seconds
                 )
         running.measured_from = epoch, at
         running.epoch, running.loss, running.replans = epoch, loss, False
@@ -183,6 +189,18 @@ class DeviceAllocator:
         """Return the sizes that blocks can have, ascending."""
         return self.free_slots.sizes()
 
+    def block_speed(self, block: Block) -> float:
+        """Return the speed of a block's slowest device, for which the others wait."""
+        return min((self.speeds[slot] for slot in block), default=1.0) if self.speeds else 1.0
+
+    def fastest_free(self, size: int) -> float:
+        """Return the speed of the fastest free block of so many devices, 0 if there is none."""
+        block = self.free_slots.take(size)
+        if block is None:
+            return 0.0
+        self.free_slots.give(block)
+        return self.block_speed(block)
+
     def new_trial_waits(self) -> bool:
         """Whether a new trial waits that could be complete before the run ends, if it doubled its devices once."""
         if not self.source.waits():
@@ -245,6 +263,35 @@ class DeviceAllocator:
         )
         if block is None:
             return False
+        if self.speeds and not self._is_faster(running.target or running.block, block):
+            # More devices of slower nodes do not pay.
+            self.free_slots.give(set(block).difference(running.block, running.target or ()))
+            return False
+        self._set_target(running, block)
+        return True
+
+    def move_to_faster(self, running: RunningTrial) -> bool:
+        """Let a trial continue on as many devices of faster nodes, if that is worth a restart; return whether it is."""
+        block = self.free_slots.take(running.size)
+        if block is None:
+            return False
+        size, seconds = running.size, running.start_epoch_seconds or self.estimates.epoch_seconds() or 0.0
+        work = self.remaining_epochs(running) * seconds / self.estimates.speedup(size / self.policy.start)
+        now, then = (work / self.block_speed(each) for each in (running.block, block))
+        if now <= _WORTH * (then + self.estimates.restart(size)):
+            self.free_slots.give(block)
+            return False
+        self._set_target(running, block)
+        return True
+
+    def _is_faster(self, block: Block, larger: Block) -> bool:
+        """Whether a trial is faster on another block than on its own, or the other is the smaller."""
+        own, other = (
+            self.block_speed(each) * self.estimates.speedup(len(each) / self.policy.start) for each in (block, larger)
+        )
+        return len(larger) < len(block) or self.block_speed(larger) >= self.block_speed(block) or other > own
+
+    def _set_target(self, running: RunningTrial, block: Block) -> None:
         # A second growth before the checkpoint replaces the first.
         if running.target is not None:
             self.free_slots.give(set(running.target).difference(block, running.block))
@@ -254,7 +301,6 @@ class DeviceAllocator:
         running.target = block
         self.touched.add(running.trial)
         self._actions.append(Action("resize", running.trial, block))
-        return True
 
     def preempt(self, running: RunningTrial, wanted: int) -> None:
         """Take a trial's devices at its next checkpoint, until `wanted` ones are free."""

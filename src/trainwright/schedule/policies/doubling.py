@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import MARGIN, Resizing, retreat
+from trainwright.schedule.policies.resizing import MARGIN, Resizing, retreat, use_faster_nodes
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.validators import integer, number, one_of, optional
 
@@ -88,6 +88,7 @@ class _Planner:
         allocator.start_waiting(new=allocator.new_trial_waits())
         if allocator.new_trial_waits():
             return
+        use_faster_nodes(allocator)
         self._grant_wishes(allocator)
         if self.wishes:
             allocator.plan_again_at(self.wishes[0].until)
@@ -167,7 +168,8 @@ class _Planner:
         base = allocator.estimates.epoch_seconds() or 0.0
         # A trial whose epochs were not measured on these devices is as fast as the estimate says.
         now = allocator.remaining_epochs(running) * (
-            running.epoch_seconds or base / allocator.estimates.speedup(have / self.policy.start)
+            running.epoch_seconds
+            or base / allocator.estimates.speedup(have / self.policy.start) / allocator.block_speed(running.block)
         )
         return now, now / self._relative_speed(allocator, have, size) + allocator.estimates.restart(size)
 

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
 from trainwright.schedule.policies.allocation_policy import Planner
+from trainwright.schedule.policies.resizing import use_faster_nodes
 
 __all__ = ["FinalPhase"]
 
+_SPARE = 3.0
+"""So many times the trials go on of which one is expected to pass all rungs."""
 _SHARE = 2 / 3
 """The part of the whole time that the phase takes at most, if devices allow it."""
 
@@ -49,6 +52,8 @@ class FinalPhase:
         self._fill_places(allocator)
         if changed is not None and changed.is_settled and changed.trial in self.finalists:
             self._grow(allocator, changed)
+        if allocator.policy.resizes:
+            use_faster_nodes(allocator)
         # Devices that came free while finalists train: those look in at their next checkpoint.
         if allocator.policy.resizes and allocator.free:
             for running in self._running_finalists(allocator):
@@ -64,10 +69,20 @@ class FinalPhase:
         # The more devices each has, the fewer go on: the last of those begins from the rung that it has passed.
         lasts = [best_first[: max(1, allocator.slots // size)][-1] for size in sizes]
         needed = [
-            self._needed_seconds(allocator, last.rung_epoch, size) for last, size in zip(lasts, sizes, strict=True)
+            self._needed_seconds(allocator, last.rung_epoch, size, allocator.block_speed(last.block))
+            for last, size in zip(lasts, sizes, strict=True)
         ]
-        # The fewest devices a trial with which the phase is no longer than its share of the time.
-        short = [seconds <= _SHARE * self._whole_seconds for seconds in needed]
+        # The fewest devices a trial with which the phase is no longer than its share of the time, and no more trials go
+        # on than are needed for one that would pass all rungs.
+        enough = (
+            _SPARE / next(iter(reversed(allocator.survival(best_first[0]))), 1.0)
+            if len(allocator.rungs) > 1
+            else math.inf
+        )
+        short = [
+            seconds <= _SHARE * self._whole_seconds and allocator.slots // size <= enough
+            for seconds, size in zip(needed, sizes, strict=True)
+        ]
         choice = short.index(True) if any(short) else len(sizes) - 1
         left = allocator.seconds_left()
         allocator.final_at = allocator.at + left - needed[choice]
@@ -89,10 +104,10 @@ class FinalPhase:
             if running.is_settled:
                 allocator.preempt(running, policy.start)
 
-    def _needed_seconds(self, allocator: DeviceAllocator, epoch: int, size: int) -> float:
+    def _needed_seconds(self, allocator: DeviceAllocator, epoch: int, size: int, node: float = 1.0) -> float:
         """Return the seconds from `epoch` to the end on `size` devices, the epoch in work and a restart included."""
         estimates = allocator.estimates
-        base = estimates.epoch_seconds() or 0.0
+        base = (estimates.epoch_seconds() or 0.0) / node
         speed = estimates.speedup(size / allocator.policy.start)
         return (allocator.rungs[-1] - epoch) * base / speed + base + estimates.restart(size)
 
@@ -120,6 +135,7 @@ class FinalPhase:
         size = max((each for each in _sizes(allocator) if each <= share), default=running.size)
         estimates, start = allocator.estimates, allocator.policy.start
         work = (allocator.rungs[-1] - running.epoch) * (running.start_epoch_seconds or estimates.epoch_seconds() or 0.0)
+        work /= allocator.block_speed(running.block)
         now, then = (work / estimates.speedup(each / start) for each in (running.size, max(size, running.size)))
         return size if now > then + estimates.restart(size) and math.isfinite(now) else running.size
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import Resizing, retreat
+from trainwright.schedule.policies.resizing import Resizing, retreat, use_faster_nodes
 from trainwright.validators import number
 
 __all__ = ["MarginalGain", "Rows", "fill"]
@@ -89,7 +89,7 @@ class Rows:
 
     NAMES = (
         *("since", "togo", "after", "chance", "alone", "size", "speed"),
-        *("settled", "looked", "noise", "model", "rungs", "loss"),
+        *("settled", "looked", "noise", "model", "rungs", "loss", "node"),
     )
 
     def __init__(self) -> None:
@@ -151,6 +151,7 @@ class _Planner:
         else:
             reserved: float = allocator.free
             if known:
+                use_faster_nodes(allocator)
                 if running is not None and running.is_settled and running.rungs < len(allocator.rungs):
                     self._grow_trial(allocator, running)
                 reserved = self._ask_last_ones(allocator) if allocator.free else 0.0
@@ -274,7 +275,7 @@ class _Planner:
                 found[own] = estimates.speedup(ratio)
             else:
                 found[own] = estimates.speedups(estimates.goodputs[int(model)], ratio, noise[own])
-        return found
+        return found * self.rows.column("node")
 
     def _ask_last_ones(self, allocator: DeviceAllocator) -> float:
         """Ask those that would end last to look in at their next checkpoint, as many as could grow.
@@ -332,9 +333,14 @@ class _Planner:
                 # Devices and batch are chosen together: the speed is the goodput at the batch that goes with them.
                 speed = float(estimates.speedups(running.goodput, ratio, np.array([running.noise]))[0])
                 model = estimates.goodputs.index(running.goodput)
-            alone, idle = running.start_epoch_seconds or base, running.is_settled
+            alone, idle, node = (
+                running.start_epoch_seconds or base,
+                running.is_settled,
+                allocator.block_speed(running.block),
+            )
+            speed *= node
             row = (since, togo, after, chance, alone, running.size, speed, idle, running.replans, running.noise, model)
-            self.rows.put(trial, *row, running.rungs, running.loss)
+            self.rows.put(trial, *row, running.rungs, running.loss, node)
         allocator.touched.clear()
 
     def _next_rung_times(self) -> Floats:
@@ -362,8 +368,8 @@ class _Planner:
         restart = allocator.estimates.restart(half)
         if half < self.policy.start or base is None or allocator.at - running.resized_at < _PAUSE * restart:
             return
-        speed = allocator.estimates.speedup
-        work = allocator.remaining_epochs(running) * (running.start_epoch_seconds or base)
+        speed, node = allocator.estimates.speedup, allocator.block_speed(running.block)
+        work = allocator.remaining_epochs(running) * (running.start_epoch_seconds or base) / node
         # The start must gain clearly more than the shrinking trial loses.
         loss = work / speed(half / self.policy.start) + restart - work / speed(running.size / self.policy.start)
         start = allocator.rungs[0] * base

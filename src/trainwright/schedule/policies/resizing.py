@@ -10,7 +10,7 @@ from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.settings import Settings
 from trainwright.validators import integer, optional
 
-__all__ = ["MARGIN", "Resizing", "retreat"]
+__all__ = ["MARGIN", "Resizing", "retreat", "use_faster_nodes"]
 
 MARGIN = 1.1
 """A change must be worth it by a tenth: expectations err."""
@@ -60,7 +60,10 @@ def retreat(allocator: DeviceAllocator, running: RunningTrial) -> bool:
     # The expected end on each smaller size, restart included.
     ends = [
         (
-            work * running.start_epoch_seconds / allocator.estimates.speedup(size / start)
+            work
+            * running.start_epoch_seconds
+            / allocator.estimates.speedup(size / start)
+            / allocator.block_speed(running.block)
             + allocator.estimates.restart(size),
             size,
         )
@@ -69,3 +72,26 @@ def retreat(allocator: DeviceAllocator, running: RunningTrial) -> bool:
     if not ends or work * running.epoch_seconds <= MARGIN * min(ends)[0]:
         return False
     return allocator.resize(running, min(ends)[1])
+
+
+def use_faster_nodes(allocator: DeviceAllocator) -> None:
+    """Let the trial at a checkpoint move to free devices of faster nodes; ask those to look in that would gain most."""
+    if not allocator.speeds or not allocator.free:
+        return
+    changed = allocator.changed
+    if changed is not None and changed.is_settled:
+        allocator.move_to_faster(changed)
+    fastest = allocator.fastest_free(allocator.policy.start)
+    slow = [
+        running
+        for running in allocator.running.values()
+        if running.is_settled and allocator.block_speed(running.block) < fastest
+    ]
+    # Those with most to do first, as many as the free devices can hold.
+    slow.sort(key=lambda each: -allocator.remaining_epochs(each) * (each.start_epoch_seconds or 1.0))
+    room = allocator.free
+    for running in slow:
+        room -= running.size
+        if room < 0:
+            break
+        allocator.replan_at_checkpoint(running)

@@ -1,7 +1,7 @@
 """The allocator of a driver: which trials run on the engine, which change devices, and which start next."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from trainwright.ledger import Record
@@ -49,14 +49,15 @@ class Allocator:
                 self.launches.append(Launch(action.trial, action.block))
                 self._left_at[action.trial] = time.monotonic()
 
-    def withdraw(self, gone: Iterable[int], per_node: int) -> bool:
+    def withdraw(self, gone: Collection[int], nodes: Iterable[range]) -> bool:
         """Use the nodes of slots that the engine has lost no more; return whether any node is lost.
 
         A node is withdrawn once no trial holds slots on it.
         """
         # By its first slot: the node as a whole is lost or not.
-        for first in {slot // per_node * per_node for slot in gone} - self._lost_nodes:
-            node = range(first, first + per_node)
+        for node in nodes if gone else ():
+            if node.start not in gone or node.start in self._lost_nodes:
+                continue
             held = (
                 slot
                 for running in self.device_allocator.running.values()
@@ -64,7 +65,7 @@ class Allocator:
             )
             if not any(slot in node for slot in held):
                 self.device_allocator.free_slots.withdraw(node)
-                self._lost_nodes.add(first)
+                self._lost_nodes.add(node.start)
         return bool(self._lost_nodes)
 
     # What happens to trials.

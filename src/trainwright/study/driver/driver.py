@@ -8,11 +8,13 @@ from functools import partial
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
 from trainwright.engine.admission import REJECTED
+from trainwright.engine.protocol import node_shapes
 from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts
 from trainwright.ledger.objectives import refusal
 from trainwright.randomness import rng
 from trainwright.schedule import Continue, DeviceAllocator, Pause, Scheduler, Stop
+from trainwright.schedule.allocator.mixed_nodes import arrange_slots, node_slots, slot_speeds
 from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.search import Searcher, SearchView
@@ -100,11 +102,13 @@ class Driver:
         self.engine.open(train, self.log.directory)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
+        self.nodes = node_shapes(self.engine)
         self.allocator.device_allocator = DeviceAllocator(
             policy,
             self.queue,
-            policy.free_slots(slots, per_node),
+            arrange_slots(self.nodes, policy),
             slots=slots,
+            speeds=slot_speeds(self.nodes),
             rungs=rungs,
             survival=lambda running: self.rule.survival(running, self.queue.view()),
             seconds_left=partial(self.leaving.time_left, slots),
@@ -191,7 +195,7 @@ class Driver:
     def _withdraw_lost_nodes(self) -> None:
         """Use lost nodes no more; raise `EngineError` when too few slots are left for any trial."""
         # Lost nodes leave the allocator once no trial holds slots on them.
-        lost = self.allocator.withdraw(self.engine.gone, self.engine.slots_per_node)
+        lost = self.allocator.withdraw(self.engine.gone, node_slots(self.nodes))
         if lost and not self.allocator.runs and self.allocator.device_allocator.free < self.scheduler.policy.start:
             raise EngineError(
                 f"engine: {len(self.engine.gone)} of its {self.engine.slots} slots are gone, too few are left for a "
