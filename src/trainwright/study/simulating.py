@@ -80,6 +80,8 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
     """Return the simulated cluster of a study's own curves, times of epochs and times of restarts."""
     objectives = [outcome for outcome in state.outcomes if isinstance(outcome, Objective)]
     curves, times, params, restarts = [], [], [], []
+    gaps, firsts = _measure_gaps(state)
+    processes = []
     for number in sorted(state.trials):
         trial = state.trials[number]
         losses = [losses_of(objectives, trial.reports[epoch].metrics) for epoch in sorted(trial.reports)]
@@ -87,6 +89,10 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
             continue
         seconds, starts = _measure_epochs(trial)
         restarts.append(starts)
+        if number in firsts:
+            # What its first epoch took longer, such as imports, is the new process's.
+            processes.append(firsts[number] + starts[0])
+            seconds[0] -= starts[0]
         if sorted(trial.reports) == list(range(1, len(losses) + 1)) and None not in losses:
             curves.append(np.array(losses, dtype=float))
             times.append(seconds)
@@ -102,7 +108,6 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
         np.concatenate([curve, curve[-1] + usual[at:] - usual[at - 1]]) for curve, at in zip(curves, known, strict=True)
     ]
     leases = [lease for trial in state.trials.values() for lease in trial.leases.values()]
-    gaps, processes = _measure_gaps(state)
     start = median(gaps or [0.0])
     # A study without restarts knows at least what a start takes.
     costs = [cost for _, *later in restarts for cost in later] or [first for first, *_ in restarts]
@@ -120,7 +125,7 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
         task_devices=mode([max(1, len(lease.devices)) for lease in leases]),
         start_seconds=start,
         restart_seconds=start + median(costs),
-        process_seconds=max(0.0, median(processes) - start),
+        process_seconds=max(0.0, median(processes or [0.0]) - start),
         resume=not again or any(lease.resumed_epoch for lease in again),
     )
 
@@ -147,13 +152,13 @@ def _measure_epochs(trial: TrialState) -> tuple[list[float], list[float]]:
     return np.maximum(1e-9, np.concatenate(seconds)).tolist(), firsts
 
 
-def _measure_gaps(state: State) -> tuple[list[float], list[float]]:
-    """Return the seconds until a run trained: after the last report of the one before in its slot, and of each first.
+def _measure_gaps(state: State) -> tuple[list[float], dict[int, float]]:
+    """Return the seconds until a run trained after the last report of the one before in its slot; and of each first.
 
-    The first run of a slot waits for its process.
+    The first run of a slot, which waits for its process, is told by its trial.
     """
-    # By slot: when a run trained, its last report, and when it was started.
-    runs: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    # By slot: when a run trained, its last report, when it was started, and its trial.
+    runs: dict[tuple[str, str], list[tuple[float, float, float, int]]] = {}
     for trial in state.trials.values():
         for lease in trial.leases.values():
             reports = [report for report in trial.reports.values() if report.lease == lease.number]
@@ -161,13 +166,10 @@ def _measure_gaps(state: State) -> tuple[list[float], list[float]]:
                 # By the clock of the reports: a lease's own start includes the wait for its process.
                 began = min(report.at - report.wall_seconds for report in reports)
                 ended, started = max(report.at for report in reports), lease.started_at or began
-                runs.setdefault((lease.writer, lease.slot), []).append((began, ended, started))
+                runs.setdefault((lease.writer, lease.slot), []).append((began, ended, started, trial.number))
     pairs = [pair for each in runs.values() for pair in pairwise(sorted(each))]
-    firsts = [min(each) for each in runs.values()]
-    return (
-        [max(0.0, after[0] - before[1]) for before, after in pairs],
-        [max(0.0, began - started) for began, _, started in firsts],
-    )
+    firsts = {trial: max(0.0, began - started) for began, _, started, trial in map(min, runs.values())}
+    return [max(0.0, after[0] - before[1]) for before, after in pairs], firsts
 
 
 _STUDIES = 10

@@ -390,13 +390,14 @@ class _Simulation:
         cost = self.setting.start_seconds
         if trial.started:
             cost = self.setting.restart_seconds
-            self.device_allocator.estimates.saw_restart(size, cost)
             if not self.setting.resume:
                 trial.checkpoint = 0
         trial.started = True
         if not self.used.issuperset(running.block):
             self.used.update(running.block)
             cost += self.setting.process_seconds
+        # As in a study, where the start of a trial counts as a restart; one that costs nothing says nothing.
+        self.device_allocator.estimates.saw_restart(size, max(cost, self.setting.restart_seconds))
         self._train_on(trial, self.clock + cost)
         running.measured_from = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:
