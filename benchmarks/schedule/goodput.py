@@ -5,7 +5,9 @@ and device hours, each over those of ASHA with the batch held on 4 devices a tri
 progress of the published run of the reference batch (128, 200); its noise is that run's, read at its progress. Step
 times are interpolated in the samples of a device, and on more than 16 devices go on with the slope of the last
 doubling. RASDA and MarginalGain are shown with the batch held, too. "at once": as many trials as there is room for;
-"queue": four times as many. Restarts take a tenth of an epoch. The traces state no licence, and are read from a folder.
+"queue": four times as many. Restarts take a tenth of an epoch. "bound" is what no schedule beats that starts trials in
+their order, on 4 devices for an epoch at least: the first that is good enough then gets all devices, and is as fast as
+any number of them and any batch would make it. The traces state no licence, and are read from a folder.
 
     python benchmarks/schedule/goodput.py --data FOLDER --json [--seeds 8] [--devices 64] [--results FILE]
 """
@@ -106,7 +108,25 @@ def play(scaling: GoodputScaling, devices: int, trials: int, seed: int) -> dict[
         ends = [hold for hold in study.gantt if hold.why == "full"]
         reached = min(hold.end for hold in ends if curves.of(hold.trial, None).losses(EPOCHS)[0] <= reference)
         found[name] = reached, study.makespan_seconds, study.device_seconds
+    good = [trial for trial in range(trials) if curves.of(trial, None).losses(EPOCHS)[0] <= reference]
+    found["bound"] = find_bound(scaling, devices, curves, good), math.nan, math.nan
     return found
+
+
+def find_bound(scaling: GoodputScaling, devices: int, curves: Any, good: list[int]) -> float:
+    """Return the seconds in which no schedule that starts trials in their order can have one of the `good` ones."""
+    first = min(curves.of(trial, None).seconds(1) for trial in range(max(good) + 1))
+    sizes = [START << doublings for doublings in range(int(math.log2(devices / START)) + 1)]
+    batches = [batch for doublings in range(12) if (batch := scaling.reference << doublings) <= scaling.largest]
+    fastest = [
+        max(scaling.pace(size, batch, epoch, START) for size in sizes for batch in batches if batch >= size)
+        for epoch in range(EPOCHS)
+    ]
+    bounds = []
+    for trial in good:
+        epoch = curves.of(trial, None).seconds(1)
+        bounds.append(trial // (devices // START) * first + epoch + sum(epoch / pace for pace in fastest[1:]))
+    return float(min(bounds))
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -127,6 +147,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 runs = [play(scaling, arguments.devices, trials, seed) for seed in range(arguments.seeds)]
                 place = f"{model}, {machine}, {'queue' if queue else 'at once'}"
                 texts = []
+                bounds = average(np.array([run["bound"][0] / run["ASHA"][0] for run in runs]))
                 for name in list(CONTENDERS)[1:]:
                     ratios = np.array([np.divide(run[name], run["ASHA"]) for run in runs])
                     key = f"{name}_{place}".lower().replace(", ", "_").replace(" ", "_")
@@ -137,9 +158,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                         numbers[worst] = max(numbers.get(worst, 0.0), float(values.mean()))
                     reached = shown(average(ratios[:, 0])) if name == "goodput" else f"{ratios[:, 0].mean():.2f}"
                     texts.append(f"{reached}; {ratios[:, 1].mean():.2f}; {ratios[:, 2].mean():.2f}")
-                rows.append([place, *texts])
+                numbers |= entered(f"bound_{place}".replace(", ", "_").replace(" ", "_"), bounds)
+                rows.append([place, *texts, shown(bounds)])
                 progress(" | ".join(rows[-1]))
-    header = ["to the reference; to the end; device hours", *list(CONTENDERS)[1:]]
+    header = ["to the reference; to the end; device hours", *list(CONTENDERS)[1:], "bound"]
     return finish_table(
         "schedule_goodput", arguments, header, rows, numbers, seeds=arguments.seeds, devices=arguments.devices
     )

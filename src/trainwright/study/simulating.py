@@ -89,7 +89,7 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
             continue
         seconds, starts = _measure_epochs(trial)
         restarts.append(starts)
-        if number in firsts:
+        if number in firsts and len(seconds) > 1:
             # What its first epoch took longer, such as imports, is the new process's.
             processes.append(firsts[number] + starts[0])
             seconds[0] -= starts[0]
@@ -145,7 +145,8 @@ def _measure_epochs(trial: TrialState) -> tuple[list[float], list[float]]:
     reports = [trial.reports[epoch] for epoch in sorted(trial.reports)]
     runs = [[report.wall_seconds for report in run] for _, run in groupby(reports, key=attrgetter("lease"))]
     seconds = [np.diff(run, prepend=0.0) for run in runs]
-    usual = float(np.median(np.concatenate([seconds[0], *(run[1:] for run in seconds[1:])])))
+    # Later runs begin with a short epoch where their process has imported everything.
+    usual = float(np.median(np.concatenate(seconds)[1:] if len(reports) > 1 else seconds[0]))
     firsts = [max(0.0, float(run[0]) - usual) for run in seconds]
     for run in seconds[1:]:
         run[0] = usual

@@ -396,8 +396,7 @@ class _Simulation:
         if not self.used.issuperset(running.block):
             self.used.update(running.block)
             cost += self.setting.process_seconds
-        # As in a study, where the start of a trial counts as a restart; one that costs nothing says nothing.
-        self.device_allocator.estimates.saw_restart(size, max(cost, self.setting.restart_seconds))
+        trial.start_cost, trial.began_at = cost, trial.checkpoint
         self._train_on(trial, self.clock + cost)
         running.measured_from = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:
@@ -440,6 +439,12 @@ class _Simulation:
     def _note_training(self, trial: SimulatedTrial, epoch: int) -> None:
         size = len(self.device_allocator.running[trial.number].block)
         self.study.trained_seconds += trial.seconds(epoch) * size
+        if trial.start_cost is not None:
+            # As in a study: the first report tells what passed before the function, the second what imports took too.
+            whole, known = epoch > trial.began_at + 1, trial.start_cost - self.setting.process_seconds
+            cost = max(trial.start_cost if whole else known, self.setting.restart_seconds)
+            self.device_allocator.estimates.saw_restart(size, cost)
+            trial.start_cost = None if whole else trial.start_cost
         trial.checkpoint = epoch
         self._halt_trial(trial)
         self.setting.scaling.measure(self.device_allocator, trial.number, trial.batch, epoch)

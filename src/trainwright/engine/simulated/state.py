@@ -98,6 +98,8 @@ class SimulatedTrial:
     luck: float = 1.0
     batch: int = 0  # by goodput
     until: int = 0  # the epoch of its next event
+    start_cost: float | None = None  # seconds of its latest start, until they are known
+    began_at: int = 0  # the epoch at which it started
 
     def seconds(self, epoch: int) -> float:
         """Return the seconds from its checkpoint to the end of an epoch."""

@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 _DOUBLINGS = 5  # of a trial's devices, that are thought of at one time
 _WORTH = 1.5  # a start must be worth so many times what it costs the trial that shrinks
 _EFFICIENT = 1.5  # how many times as fast twice the devices make a trial that grows while others wait
+_LINEAR = 1.7  # likewise, of one that may still be stopped at the last rung
 _SOON = 0.25  # of an epoch: for so long devices may wait for a trial that grows while others wait
 _MANY = 32  # trials at once, of which one may explore while others wait
 _WORST = 0.75  # of a trial's peers are better, if it may explore
@@ -32,7 +33,7 @@ class MarginalGain(Resizing):
     running trials together get those by which the latest expected end is least within the devices that are free
     or will be freed by those that do not survive their next rung; each takes its share at its next checkpoint. While
     new trials wait only those grow, once, that have passed the last rung, if twice the devices make them half as fast
-    again: complete models come earlier, and the end hardly later.
+    again, or the last but one, if 1.7 times as fast: complete models come earlier, and the end hardly later.
 
     As long as no growth has been measured one trial grows, of the worst quarter of those that have come as far: where
     growth makes trials slower, as on a slow network with a small batch, the study's best is not the one to find out.
@@ -166,11 +167,12 @@ class _Planner:
     # Growth.
 
     def _grow_one(self, allocator: DeviceAllocator) -> None:
-        """While new trials wait, let one on its last stretch grow, or explore, that is at a checkpoint soon."""
+        """While new trials wait, let one grow, or explore, that has come far and is at a checkpoint soon."""
         self._update_rows(allocator)
         rows, start = self.rows, self.policy.start
         alone, speed, size = (rows.column(name) for name in ("alone", "speed", "size"))
-        candidates = (rows.column("after") == 0) & (size == start) & (rows.column("settled") > 0)
+        late = rows.column("rungs") >= max(1, len(allocator.rungs) - 2)
+        candidates = late & (size == start) & (rows.column("settled") > 0)
         unknown = self._unknown(allocator)
         if unknown.any():
             explores = allocator.slots >= _MANY * start and len(rows) > 1
@@ -186,7 +188,9 @@ class _Planner:
         running = allocator.running[rows.trials[place]]
         work = allocator.remaining_epochs(running) * alone[place] / speed[place]
         pays = work > (1 + self.policy.delta) * (work / faster + allocator.estimates.restart(2 * start))
-        if pays and (unknown[place] or faster >= _EFFICIENT):
+        # Those that have yet to pass the last rung must lose next to nothing.
+        least = _EFFICIENT if rows.column("after")[place] == 0 else _LINEAR
+        if pays and (unknown[place] or faster >= least):
             allocator.resize(running, 2 * start)
 
     def _grow_trial(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
