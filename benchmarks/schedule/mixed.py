@@ -3,9 +3,9 @@
 Simulated: 64 devices in nodes of 4, of which every second is half as fast, or every fourth a quarter as fast; ASHA with
 rungs up to 27 epochs, speeds on more devices as measured with the batch held (`speeds.py`, CIFAR-10 on DGX), restarts
 of a tenth of an epoch. "unknown" is the same policy on the same nodes, told that all are alike. Time to the reference
-(the worse of both schedules' best complete trials), to the end, and device hours, known over unknown, means and 95 %
-bootstrap intervals over studies. Real: four trials of nine epochs on four local workers, the last of which sleeps four
-times as long, beside the simulator, which is told how long a start and a move took.
+(the worse of both schedules' best complete trials), to the end, and device hours: ratios of the means, known over
+unknown, with 95 % bootstrap intervals over studies. Real: four trials of nine epochs on four local workers, the last of
+which sleeps four times as long, beside the simulator, which is told how long a start took.
 
     python benchmarks/schedule/mixed.py --json [--seeds 20] [--epoch-seconds 3] [--results FILE]
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 from benchmarks._report import add_arguments, finish_table, progress
-from benchmarks.schedule.paired import average, entered, shown
+from benchmarks.schedule.paired import entered, ratio, shown
 from benchmarks.schedule.speeds import SPEEDS
 
 import trainwright as tw
@@ -46,8 +46,8 @@ def unaware(policy: Any, source: Any, _: Any, *, speeds: Any, slots: int, **sett
     return DeviceAllocator(policy, source, policy.free_slots(slots, PER_NODE), slots=slots, **settings)
 
 
-def play(cluster: tw.Cluster, policy: Any, trials: int, seed: int) -> tuple[float, ...]:
-    """Return the ratios, known over unknown, of one study."""
+def play(cluster: tw.Cluster, policy: Any, trials: int, seed: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return seconds to the reference and to the end, and device seconds, of a study with known and unknown speeds."""
     twice, four = SPEEDS["CIFAR-10", "DGX"]["held"]
     setting = tw.Simulated(
         cluster=cluster,
@@ -66,11 +66,8 @@ def play(cluster: tw.Cluster, policy: Any, trials: int, seed: int) -> tuple[floa
         ends = (hold for hold in run.gantt if hold.why == "full")
         return min(hold.end for hold in ends if curves.of(hold.trial, None).losses(RULE.max_epochs)[0] <= reference)
 
-    return (
-        reached(known) / reached(unknown),
-        known.makespan_seconds / unknown.makespan_seconds,
-        known.device_seconds / unknown.device_seconds,
-    )
+    first, second = ((reached(run), run.makespan_seconds, run.device_seconds) for run in (known, unknown))
+    return first, second
 
 
 def train(trial: tw.Trial) -> None:
@@ -129,17 +126,20 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for queue in (False, True):
             for kind, policy in POLICIES.items():
                 trials = cluster.devices * (4 if queue else 1)
-                ratios = np.array([play(cluster, policy, trials, seed) for seed in range(arguments.seeds)])
+                known, unknown = np.swapaxes(
+                    [play(cluster, policy, trials, seed) for seed in range(arguments.seeds)], 0, 1
+                )
+                ratios = [ratio(over, under) for over, under in zip(known.T, unknown.T, strict=True)]
                 place = [name, "queue" if queue else "at once", kind]
                 key = "_".join(place).lower().replace(" ", "_").replace(".", "")
-                for what, values in zip(("reference", "end", "device_hours"), ratios.T, strict=True):
-                    numbers |= entered(f"{what}_{key}", average(values))
-                rows.append([*place, *(shown(average(values)) for values in ratios.T)])
+                for what, values in zip(("reference", "end", "device_hours"), ratios, strict=True):
+                    numbers |= entered(f"{what}_{key}", values)
+                rows.append([*place, *map(shown, ratios)])
                 progress(" | ".join(rows[-1]))
     if arguments.epoch_seconds:
-        for known in (True, False):
-            measured, simulated, moves = measure(arguments.epoch_seconds, known=known)
-            word = "known" if known else "unknown"
+        for told in (True, False):
+            measured, simulated, moves = measure(arguments.epoch_seconds, known=told)
+            word = "known" if told else "unknown"
             numbers |= {f"real_{word}_seconds": measured, f"real_{word}_simulated_seconds": simulated}
             rows.append(
                 ["four local workers, one at 0.25", str(SLOTS), f"MarginalGain, {word}", "", f"{measured:.1f} s", ""]
