@@ -139,6 +139,12 @@ class TestTimes:
         run = simulate(Scheduler(rule), setting, trials=3, seed=0)
         assert run.makespan_seconds == 1 + 5 + 2
 
+    def test_a_new_process_costs_once_a_device(self):
+        """The first trial of each device waits for a process, later ones for their own start alone."""
+        setting = Simulated(cluster=Cluster(1, 2), task=SMOOTH, start_seconds=1.0, process_seconds=5.0)
+        run = simulate(Scheduler(FixedEpochs(10)), setting, trials=4, seed=0)
+        assert sorted(hold.end for hold in run.gantt) == [16.0, 16.0, 27.0, 27.0]
+
     def test_stragglers_and_drops(self):
         """Stragglers take longer, never less; at a high rate all trials fail, and the run ends."""
         setting = Simulated(cluster=Cluster(4, 1), task=SMOOTH, stragglers=0.5)
