@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainwright as tw
-from trainwright.cluster import NodeShape
+from trainwright.cluster.device import NodeShape
 from trainwright.engine.protocol import node_shapes
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import InputError

@@ -2,8 +2,8 @@
 
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.collectives import collective_seconds
-from trainwright.cluster.device import Device, NodeShape
+from trainwright.cluster.device import Device
 from trainwright.cluster.network import NetworkLevel
 from trainwright.cluster.placement import contention
 
-__all__ = ["Cluster", "Device", "NetworkLevel", "NodeShape", "collective_seconds", "contention"]
+__all__ = ["Cluster", "Device", "NetworkLevel", "collective_seconds", "contention"]

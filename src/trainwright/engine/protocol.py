@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainwright.cluster import NodeShape
+from trainwright.cluster.device import NodeShape
 from trainwright.ledger import Record
 from trainwright.ledger.trials import RaisedAt
 from trainwright.train import Trial

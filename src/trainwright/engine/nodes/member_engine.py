@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from trainwright.cluster import NodeShape
+from trainwright.cluster.device import NodeShape
 from trainwright.engine.nodes.member import Arrived, Order
 from trainwright.engine.process.listener import LineWorker, Worker, WorkerListener
 from trainwright.engine.process.supervisor import Supervisor

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from trainwright.cluster import NodeShape
+from trainwright.cluster.device import NodeShape
 from trainwright.schedule.allocator.free_slots import FreeSlots
 from trainwright.schedule.policies.allocation_policy import AllocationPolicy, Block
 
