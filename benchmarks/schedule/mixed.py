@@ -40,10 +40,10 @@ SLOW, SLOTS, EPOCHS = 0.25, 4, 9
 HEADER = ("nodes", "trials", "policy", "to the reference", "to the end", "device hours")
 
 
-def unaware(policy: Any, source: Any, _: Any, *, speeds: Any, slots: int, **settings: Any) -> DeviceAllocator:
+def unaware(nodes: Any, policy: Any, source: Any, **settings: Any) -> DeviceAllocator:
     """Return an allocator that takes all nodes for equal."""
-    assert speeds
-    return DeviceAllocator(policy, source, policy.free_slots(slots, PER_NODE), slots=slots, **settings)
+    slots = sum(node.devices for node in nodes)
+    return DeviceAllocator(policy, source, policy.free_slots(slots, nodes[0].devices), slots=slots, **settings)
 
 
 def play(cluster: tw.Cluster, policy: Any, trials: int, seed: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -58,7 +58,7 @@ def play(cluster: tw.Cluster, policy: Any, trials: int, seed: int) -> tuple[tupl
     )
     scheduler = tw.Scheduler(RULE, policy)
     known = simulate(scheduler, setting, trials=trials, seed=seed)
-    with mock.patch("trainwright.engine.simulated.simulation.DeviceAllocator", unaware):
+    with mock.patch.object(DeviceAllocator, "on", unaware):
         unknown = simulate(scheduler, setting, trials=trials, seed=seed)
     reference, curves = max(known.full_loss, unknown.full_loss), setting.task.learning_curves(seed)
 
@@ -107,7 +107,7 @@ def measure(seconds: float, *, known: bool) -> tuple[float, float, int]:
     if known:
         run = simulate(scheduler, setting, trials=SLOTS, seed=0)
     else:
-        with mock.patch("trainwright.engine.simulated.simulation.DeviceAllocator", unaware):
+        with mock.patch.object(DeviceAllocator, "on", unaware):
             run = simulate(scheduler, setting, trials=SLOTS, seed=0)
     return ended - began, run.makespan_seconds, len(leases) - SLOTS
 

@@ -81,15 +81,6 @@ def test_a_gang_takes_slower_members_only_if_that_pays():
 CLUSTER = tw.Cluster(8, 4, node_speeds=(1.0, 0.4) * 4)
 
 
-class Unknown(tw.Cluster):
-    """A cluster whose nodes differ, which nobody has been told."""
-
-    @property
-    def node_shapes(self):
-        """All alike."""
-        return tuple(node._replace(speed=1.0) for node in tw.Cluster.node_shapes.fget(self))
-
-
 @pytest.mark.parametrize("policy", [tw.Doubling(), tw.MarginalGain()], ids=lambda policy: type(policy).__name__)
 def test_a_policy_that_knows_the_speeds_ends_earlier(policy, monkeypatch):
     """Trials begin on the fast nodes, and move to them when these come free: at least a seventh of the time less."""
@@ -97,12 +88,11 @@ def test_a_policy_that_knows_the_speeds_ends_earlier(policy, monkeypatch):
     scheduler = tw.Scheduler(tw.ASHA(max_epochs=27), policy)
     known = [simulate(scheduler, setting, trials=32, seed=seed) for seed in range(6)]
 
-    def unaware(*arguments, speeds, **settings):
-        assert speeds
+    def unaware(nodes, policy, source, **settings):
         free = policy.free_slots(CLUSTER.devices, CLUSTER.devices_per_node)
-        return DeviceAllocator(arguments[0], arguments[1], free, **settings)
+        return DeviceAllocator(policy, source, free, slots=CLUSTER.devices, **settings)
 
-    monkeypatch.setattr("trainwright.engine.simulated.simulation.DeviceAllocator", unaware)
+    monkeypatch.setattr(DeviceAllocator, "on", unaware)
     unknown = [simulate(scheduler, setting, trials=32, seed=seed) for seed in range(6)]
     assert sum(run.makespan_seconds for run in known) < 6 / 7 * sum(run.makespan_seconds for run in unknown)
 

@@ -15,7 +15,7 @@ from trainwright.schedule import DeviceAllocator, Pause, Promote, Promoted, Repo
 from trainwright.schedule import Event as RuleEvent
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.allocator.estimates import Estimates, seconds_left
-from trainwright.schedule.allocator.mixed_nodes import arrange_slots, node_slots, slot_speeds
+from trainwright.schedule.allocator.mixed_nodes import node_slots, slot_speeds
 from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
 from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started, TrialView
@@ -115,14 +115,11 @@ class _Simulation:
         self.used: set[int] = set()  # slots on which there is a process
         self.nothing = False  # there was no work when it was asked for last
         self.idle = 0  # events in a row without any training
-        self.node_shapes = cluster.node_shapes
-        self.speeds = slot_speeds(cluster.node_shapes)
-        self.device_allocator = DeviceAllocator(
+        self.node_slots, self.speeds = node_slots(cluster.node_shapes), slot_speeds(cluster.node_shapes)
+        self.device_allocator = DeviceAllocator.on(
+            cluster.node_shapes,
             scheduler.policy,
             self,
-            arrange_slots(self.node_shapes, scheduler.policy),
-            slots=cluster.devices,
-            speeds=self.speeds,
             rungs=(*getattr(self.rule, "rungs", ()), self.length),
             survival=self._survival,
             seconds_left=self._seconds_left,
@@ -205,7 +202,7 @@ class _Simulation:
             self._lose_node(number, version)
         elif kind is EventKind.NODE_BACK:
             self.down.remove(number)
-            self.device_allocator.free_slots.give(self._node_slots(number))
+            self.device_allocator.free_slots.give(self.node_slots[number])
         else:
             self.timer = None
         self._plan_devices(at_checkpoint)
@@ -304,7 +301,7 @@ class _Simulation:
 
     def _lose_node(self, node: int, life: int) -> None:
         """Let what ran on a node, or was about to, go on elsewhere from its last epoch; the node is out for a while."""
-        slots = self._node_slots(node)
+        slots = self.node_slots[node]
         for number, running in list(self.device_allocator.running.items()):
             if any(slot in slots for slot in (*running.block, *(running.target or ()))):
                 trial = self.trials[number]
@@ -322,9 +319,6 @@ class _Simulation:
     def _plan_failure(self, node: int, life: int, after: float = 0.0) -> None:
         mean = self.setting.node_mtbf_seconds or math.inf
         self.events.push(after + mean * self.lifetimes.at(node, life), EventKind.NODE_LOST, node, life)
-
-    def _node_slots(self, node: int) -> range:
-        return node_slots(self.node_shapes)[node]
 
     # What the policy plans.
 
@@ -393,9 +387,8 @@ class _Simulation:
             if not self.setting.resume:
                 trial.checkpoint = 0
         trial.started = True
-        if not self.used.issuperset(running.block):
-            self.used.update(running.block)
-            cost += self.setting.process_seconds
+        cost += 0.0 if self.used.issuperset(running.block) else self.setting.process_seconds
+        self.used.update(running.block)
         trial.start_cost, trial.began_at = cost, trial.checkpoint
         self._train_on(trial, self.clock + cost)
         running.measured_from = trial.checkpoint, self.clock + cost
@@ -439,17 +432,11 @@ class _Simulation:
     def _note_training(self, trial: SimulatedTrial, epoch: int) -> None:
         size = len(self.device_allocator.running[trial.number].block)
         self.study.trained_seconds += trial.seconds(epoch) * size
-        if trial.start_cost is not None:
-            # As in a study: the first report tells what passed before the function, the second what imports took too.
-            whole, known = epoch > trial.began_at + 1, trial.start_cost - self.setting.process_seconds
-            cost = max(trial.start_cost if whole else known, self.setting.restart_seconds)
+        if (cost := trial.learn_start(epoch, self.setting.process_seconds, self.setting.restart_seconds)) is not None:
             self.device_allocator.estimates.saw_restart(size, cost)
-            trial.start_cost = None if whole else trial.start_cost
         trial.checkpoint = epoch
         self._halt_trial(trial)
         self.setting.scaling.measure(self.device_allocator, trial.number, trial.batch, epoch)
-
-    # Small things.
 
     def _fold_event(self, event: RuleEvent) -> None:
         self.index, self.nothing = self.rule.fold(self.index, event), False

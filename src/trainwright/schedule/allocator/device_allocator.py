@@ -8,10 +8,12 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+from trainwright.cluster.device import NodeShape
 from trainwright.schedule.allocator.estimates import Estimates, Goodput, StepShape
 from trainwright.schedule.allocator.free_slots import FreeSlots
+from trainwright.schedule.allocator.mixed_nodes import arrange_slots, slot_speeds
 from trainwright.schedule.policies.allocation_policy import Action, AllocationPolicy, Block, PendingTrial, Planner
 
 __all__ = ["DeviceAllocator", "RunningTrial", "TrialSource"]
@@ -93,6 +95,12 @@ class DeviceAllocator:
     """Whether the final phase before a deadline has begun: the best go on to the end, nothing new starts."""
     final_at: float = math.inf
     """When it is expected to begin."""
+
+    @classmethod
+    def on(cls, nodes: tuple[NodeShape, ...], policy: AllocationPolicy, source: TrialSource, **settings: Any) -> Self:
+        """Return an allocator of these nodes' slots, which are numbered node by node."""
+        free_slots, slots = arrange_slots(nodes, policy), sum(node.devices for node in nodes)
+        return cls(policy, source, free_slots, slots=slots, speeds=slot_speeds(nodes), **settings)
 
     def __post_init__(self) -> None:
         self.estimates.start = self.policy.start

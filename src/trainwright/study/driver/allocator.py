@@ -1,11 +1,13 @@
 """The allocator of a driver: which trials run on the engine, which change devices, and which start next."""
 
 import time
-from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from trainwright.engine import Engine
+from trainwright.engine.protocol import node_shapes
 from trainwright.ledger import Record
 from trainwright.schedule import DeviceAllocator
+from trainwright.schedule.allocator.mixed_nodes import node_slots
 from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.study.driver.trial_run import TrialRun
 
@@ -49,13 +51,14 @@ class Allocator:
                 self.launches.append(Launch(action.trial, action.block))
                 self._left_at[action.trial] = time.monotonic()
 
-    def withdraw(self, gone: Collection[int], nodes: Iterable[range]) -> bool:
-        """Use the nodes of slots that the engine has lost no more; return whether any node is lost.
+    def withdraw(self, engine: Engine) -> bool:
+        """Use the nodes of slots that an engine has lost no more; return whether any node is lost.
 
         A node is withdrawn once no trial holds slots on it.
         """
         # By its first slot: the node as a whole is lost or not.
-        for node in nodes if gone else ():
+        gone = engine.gone
+        for node in node_slots(node_shapes(engine)) if gone else ():
             if node.start not in gone or node.start in self._lost_nodes:
                 continue
             held = (

@@ -14,7 +14,6 @@ from trainwright.ledger import Record, Status, TrialState, facts
 from trainwright.ledger.objectives import refusal
 from trainwright.randomness import rng
 from trainwright.schedule import Continue, DeviceAllocator, Pause, Scheduler, Stop
-from trainwright.schedule.allocator.mixed_nodes import arrange_slots, node_slots, slot_speeds
 from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.search import Searcher, SearchView
@@ -102,13 +101,10 @@ class Driver:
         self.engine.open(train, self.log.directory)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
-        self.nodes = node_shapes(self.engine)
-        self.allocator.device_allocator = DeviceAllocator(
+        self.allocator.device_allocator = DeviceAllocator.on(
+            node_shapes(self.engine),
             policy,
             self.queue,
-            arrange_slots(self.nodes, policy),
-            slots=slots,
-            speeds=slot_speeds(self.nodes),
             rungs=rungs,
             survival=lambda running: self.rule.survival(running, self.queue.view()),
             seconds_left=partial(self.leaving.time_left, slots),
@@ -195,7 +191,7 @@ class Driver:
     def _withdraw_lost_nodes(self) -> None:
         """Use lost nodes no more; raise `EngineError` when too few slots are left for any trial."""
         # Lost nodes leave the allocator once no trial holds slots on them.
-        lost = self.allocator.withdraw(self.engine.gone, node_slots(self.nodes))
+        lost = self.allocator.withdraw(self.engine)
         if lost and not self.allocator.runs and self.allocator.device_allocator.free < self.scheduler.policy.start:
             raise EngineError(
                 f"engine: {len(self.engine.gone)} of its {self.engine.slots} slots are gone, too few are left for a "
