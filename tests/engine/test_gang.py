@@ -25,11 +25,11 @@ class Trials:
         self.engine, self.count = engine, 0
         engine.open(trainings.does, directory)
 
-    def run(self, what, *, reports=99, slots=None, act=None, **params):
+    def run(self, what, *, reports=99, slots=None, act=None, may_grow=False, **params):
         """Run a trial to its end; return its outcome and the metrics reported. `act(handler)` may meddle."""
         number, self.count = self.count, self.count + 1
         handler = OutcomeRecorder(reports={number: reports})
-        assignment = Assignment(trial=number, lease=1, params={"what": what, **params}, seed=number)
+        assignment = Assignment(trial=number, lease=1, params={"what": what, **params}, seed=number, may_grow=may_grow)
         self.engine.launch(assignment, range(slots or self.engine.slots))
         deadline = time.monotonic() + 120
         while number not in handler.outcomes:
@@ -114,6 +114,22 @@ class TestTroubles:
         again, more = trials.run("reports_pid", slots=1)
         assert [type(one) for one in (alone, both, again)] == [Returned] * 3
         assert reports[0]["pid"] == more[0]["pid"]
+
+
+@pytest.mark.parametrize("may_grow", [False, True])
+def test_processes_are_ready_for_growth(tmp_path, may_grow):
+    """While a trial that may grow runs, those of its buddies start and import torch, and become its new ranks."""
+    trials = Trials(Local(workers=4, gpus=()))
+    trials.run("reports_pid", slots=1, may_grow=may_grow)
+    ready = {worker.part[0]: worker for worker in trials.engine._idle.values()}
+    assert set(ready) == ({0, 1} if may_grow else {0})
+    trials.run("is_a_rank", slots=2, folder=str(tmp_path), may_grow=may_grow)
+    found = {worker.part[0]: worker for worker in trials.engine._idle.values()}
+    assert found.items() >= ready.items(), "the same processes"
+    assert set(found) == ({0, 1, 2, 3} if may_grow else {0, 1})
+    pids = [worker._process.pid for worker in found.values()]
+    trials.engine.close()
+    assert all(gone(pid) for pid in pids)
 
 
 def test_one_process_with_all_devices(tmp_path, monkeypatch):

@@ -19,7 +19,8 @@ class Assignment:
     `directory` is the study's folder (None: nothing is kept), `reported_epoch` the last epoch that the ledger knows,
     `saved_step` the last step of which it knows a checkpoint. A clone `begins_after` the epoch of its parent's.
     A trial of several processes has one for each, of its own `rank`; `address` is "host:port" where rank 0 is met, new
-    for each launch. Each of them has `devices_each` devices; `start_devices` are those of a new trial in this study.
+    for each launch. Each of them has `devices_each` devices; `start_devices` are those of a new trial in this study, to
+    which others may be added later if it `may_grow`.
     """
 
     trial: int
@@ -37,6 +38,7 @@ class Assignment:
     address: str = ""
     devices_each: int = 1
     start_devices: int = 1
+    may_grow: bool = False
     step_times: tuple[tuple[tuple[int, int], tuple[int, ...], float], ...] = ()
 
 

@@ -78,6 +78,19 @@ class Worker(LineWorker, ABC):
     def __init__(self, part: range, listener: "WorkerListener") -> None:
         super().__init__(listener)
         self.part = part
+        self._greeting: tuple[Any, ...] | None = None
+
+    def connect(self, line: "Connection[Any, Any]") -> None:
+        """Take the line to the process, and send its greeting."""
+        super().connect(line)
+        if self._greeting is not None:
+            self.send(self._greeting)
+
+    def greet(self, message: tuple[Any, ...]) -> None:
+        """Send a message now, or as soon as the line is there."""
+        self._greeting = message
+        if self.connected:
+            self.send(message)
 
     def run(self, message: tuple[Any, ...]) -> None:
         """Send an assignment."""

@@ -51,6 +51,11 @@ class Supervisor(ABC):
     # What subclasses say.
 
     @property
+    @abstractmethod
+    def slots(self) -> int:
+        """How many slots there are."""
+
+    @property
     def gone(self) -> frozenset[int]:
         """The slots of nodes that are lost: none here."""
         return frozenset()
@@ -81,7 +86,10 @@ class Supervisor(ABC):
             self._listener = WorkerListener()
 
     def launch(self, assignment: Assignment, block: Block) -> None:
-        """Hand the assignment to a worker of each part of the block; start those that are not there."""
+        """Hand the assignment to a worker of each part of the block; start those that are not there.
+
+        For a trial that may grow the processes that it would grow into are started as well.
+        """
         lost = bool(self.gone.intersection(block))
         parts = [] if lost else self._divide_block(block)
         if parts:
@@ -94,6 +102,8 @@ class Supervisor(ABC):
             gang.outcome = Died(why="its node is gone", blame=False)
         else:
             gang.begin(self._make_message)
+            if assignment.may_grow and len(parts) == len(block):
+                self._warm_up(block)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Serve the workers that have something to say, and look for those that have gone."""
@@ -134,7 +144,7 @@ class Supervisor(ABC):
     def _take_worker(self, part: range) -> Worker:
         """Return the idle process of some slots, or start one."""
         worker = self._idle.pop(part, None)
-        if worker is not None and not worker.ended and not worker.connection.poll():
+        if worker is not None and not worker.ended and not (worker.connected and worker.connection.poll()):
             return worker
         if worker is not None:
             # It went away while it waited: not this trial's doing.
@@ -144,8 +154,23 @@ class Supervisor(ABC):
             self._idle.pop(other).close(kill=True)
         return self._start_worker(part)
 
-    def _make_message(self, assignment: Assignment) -> tuple[Any, ...]:
-        log = log_path(self._directory, assignment)
+    def _warm_up(self, block: Block) -> None:
+        """Start processes on the free slots with which a block would double, and let them import what trials need.
+
+        The import is then over when the trial grows, whose training would have to wait for it.
+        """
+        size = 2 * len(block)
+        first = block[0] // size * size
+        busy = {slot for worker in self._owners for slot in worker.part} | self.gone
+        for slot in set(range(first, min(first + size, self.slots))) - busy:
+            part = range(slot, slot + 1)
+            if part not in self._idle:
+                worker = self._idle[part] = self._take_worker(part)
+                worker.greet(self._make_message(None))
+
+    def _make_message(self, assignment: Assignment | None) -> tuple[Any, ...]:
+        """Return what a worker is sent to run an assignment; without one, to import what it will need."""
+        log = None if assignment is None else log_path(self._directory, assignment)
         return sys.path, sys.argv, self._reference, assignment, log, self._gpu
 
     def _pause_seconds(self) -> float:

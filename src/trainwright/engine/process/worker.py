@@ -5,9 +5,11 @@ a launcher mean nothing to it: the driver tells it at a report when to end. A SI
 there is a byte in the pipe CONDEMNED.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -84,6 +86,11 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
             train = functions[reference]
         except BaseException as error:  # noqa: BLE001 -- a module that does not import fails the trial, with its reason
             train = _make_raiser(error)
+        if assignment is None:
+            # What ranks need takes seconds to import; without torch they will say so.
+            with contextlib.suppress(ImportError):
+                importlib.import_module("trainwright.train.parallel.setup")
+            continue
         # Lets a study inside a trial run; only processes that the trial spawns stop at its `study.run`.
         os.environ[IN_WORKER] = str(os.getpid())
         outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)

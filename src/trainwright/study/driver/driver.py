@@ -236,6 +236,7 @@ class Driver:
             begins_after=trial.exploits.epoch if trial.exploits else 0,
             saved_step=max((lease.step for lease in trial.leases.values()), default=0),
             start_devices=self.scheduler.policy.start,
+            may_grow=self.scheduler.policy.resizes,
             step_times=self.allocator.device_allocator.estimates.step_times(),
         )
         try:

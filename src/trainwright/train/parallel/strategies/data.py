@@ -35,7 +35,10 @@ def replicate(model: nn.Module, called: nn.Module, *, unused: bool = False) -> S
     # The tensors of a dry run have no bytes, which DDP's buckets would want to copy.
     if dist.get_backend() == "fake":
         return Setup(module=model, call=called)
-    replicas = DistributedDataParallel(called, find_unused_parameters=unused, gradient_as_bucket_view=True)
+    # Ranks have the weights of rank 0 already.
+    replicas = DistributedDataParallel(
+        called, init_sync=False, find_unused_parameters=unused, gradient_as_bucket_view=True
+    )
     reduction = _WeightedSum(model)
     replicas.register_comm_hook(None, lambda _, bucket: reduction.start(bucket))
     return Setup(
