@@ -4,6 +4,8 @@ import ctypes
 import os
 import signal
 
+import trainwright as tw
+
 __all__ = ["KINDS", "LINES", "begun", "fails"]
 
 
@@ -39,6 +41,10 @@ def _library_error(_):
     signal.signal("no signal", None)
 
 
+def _bad_setting(_):
+    tw.FixedEpochs(0)
+
+
 def _missing_metric(trial):
     trial.report(other=1.0)
 
@@ -60,6 +66,7 @@ KINDS = {
     "ModuleNotFoundError": _import_error,
     "SystemExit": _exit,
     "library": _library_error,
+    "setting": _bad_setting,
     "missing": _missing_metric,
     "exit": _hard_exit,
     "crash": _crash,

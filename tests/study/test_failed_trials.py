@@ -10,8 +10,8 @@ import pytest
 import trainwright as tw
 from trainwright.study import StudyFailed
 
-HERE = ["TypeError", "ModuleNotFoundError", "SystemExit", "library", "missing"]
-PLACED = [*HERE[:4], "memory"]
+HERE = ["TypeError", "ModuleNotFoundError", "SystemExit", "library", "setting", "missing"]
+PLACED = [*HERE[:5], "memory"]
 
 
 def fail(tmp_path, kind, epoch, workers, **budget):

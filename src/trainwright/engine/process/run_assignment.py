@@ -123,7 +123,8 @@ def raised_at(error: BaseException) -> RaisedAt | None:
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
         return RaisedAt(type(error).__name__, error.filename, error.lineno, (error.text or "").strip()[:_LONGEST])
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    lines = [(file, line) for file, line in frames if not _is_ours(file)]
+    # Generated code, such as the constructor of a dataclass, has no file.
+    lines = [(file, line) for file, line in frames if not _is_ours(file) and file != "<string>"]
     own = [each for each in lines if not each[0].startswith(_LIBRARIES)]
     # A user's project may itself be installed; the standard library never counts.
     installed = [each for each in lines if "site-packages" in each[0]]
