@@ -178,7 +178,6 @@ class Driver:
             trial, running = min(device_allocator.preempted.items())
             raise SchedulerStalled.of(trial, wanted=running.wanted_size, devices=self.engine.slots)
         if not queue.was_asked:
-            # With all devices free.
             policy = type(self.scheduler.policy).__name__
             self.progress.say(f"{policy} starts no more trials: what its settings allow is used")
             return True
