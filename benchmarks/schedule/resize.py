@@ -119,7 +119,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--width", type=int, default=4096, help="of a layer; the model has 6 of its square")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    rows, summary = [], {}
+    rows: list[list[str]] = []
+    summary: dict[str, float] = {}
     for optimizer in OPTIMIZERS:
         for number, times in enumerate(measure(optimizer, arguments.width)):
             ranks = times["ranks"]
