@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import small
+from zoo import HeldStorages, small
 
 import trainwright as tw
 from models import gpt, resnet
@@ -14,7 +14,6 @@ from trainwright.model.cut.stages import make_profile
 from trainwright.model.layer import Transformer
 from trainwright.model.measure.profiling import TraceOptions
 from trainwright.model.trace.recording import record_step
-from trainwright.model.trace.storages import StorageTracker
 
 
 def of_step(model, sample, *, fake, **settings):
@@ -122,7 +121,7 @@ def plain_peak(model, sample, make, precision, loss):
         model = model.bfloat16()
         sample = tuple(x.bfloat16() if x.is_floating_point() else x for x in sample)
     optimizer = make(model.parameters()) if make else None
-    tracker = StorageTracker()
+    tracker = HeldStorages()
     tracker.watch([*model.parameters(), *model.buffers(), *sample], "model")
     with tracker:
         for _ in range(2):
@@ -134,7 +133,7 @@ def plain_peak(model, sample, make, precision, loss):
             if optimizer:
                 optimizer.step()
             model.zero_grad()
-    return tracker.peak_bytes
+    return tracker.held_peak_bytes
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])

@@ -146,12 +146,14 @@ class StepRecorder(StorageTracker):
         self._nodes: dict[int, int] = {}
         self._following = 0
         self._latest = -1
+        self._packing = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace in {"prim", "profiler"}:  # questions to a tensor, marks for a profiler: no work
+        # Questions to a tensor, marks for a profiler, and what is done to record: no work.
+        if self._packing or func.namespace in {"prim", "profiler"}:
             return func(*args, **kwargs)
         inputs = tensors_in((args, kwargs))
         shaped: dict[int, TensorShape] = {}
@@ -248,7 +250,12 @@ class StepRecorder(StorageTracker):
                 place = max(self._stack[-1].first, len(self.operations) - 1)
                 self.saved.setdefault(entry.number, place)
                 self.saved_until[entry.number] = place
-            return tensor
+            # With its graph, a result that its own node saves would never go where no backward comes by.
+            self._packing = True
+            try:
+                return tensor.detach()
+            finally:
+                self._packing = False
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield

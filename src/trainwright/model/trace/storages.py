@@ -6,7 +6,7 @@ operation that first returns it (or from `watch`) until its last reference is dr
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainwright.model.trace.operation_workspace import call_measured
 from trainwright.validators import check, integer
 
 __all__ = ["LiveStorage", "StorageTracker", "tensors_in"]
@@ -43,14 +44,16 @@ class StorageTracker(TorchDispatchMode):
             loss = model(x).sum()
         print(tracker.peak_bytes, tracker.peak_by_owner)
 
-    Memory that a kernel takes and gives back inside one operation is not seen, as no tensor shows it. Entered inside a
-    `FakeTensorMode` it counts fake tensors; what a real run counts is the same, operation by operation.
+    The peak includes workspaces: what a kernel takes and gives back inside one operation. `on_workspace` is called with
+    that of each operation. Entered inside a `FakeTensorMode` it counts fake tensors, which have none; the storages that
+    a real run counts are the same, operation by operation.
     """
 
-    def __init__(self, *, granule_bytes: int = 64) -> None:
+    def __init__(self, *, granule_bytes: int = 64, on_workspace: Callable[[int], None] = lambda _: None) -> None:
         super().__init__()
         check(granule_bytes, integer(minimum=1), "StorageTracker.granule_bytes")
         self.granule_bytes = granule_bytes
+        self.on_workspace = on_workspace
         self.live_bytes = 0
         self.peak_bytes = 0
         self._owner = "other"
@@ -67,12 +70,17 @@ class StorageTracker(TorchDispatchMode):
         if _resizes(func):
             # Its parameters' storages have been emptied, or filled, in place.
             self._see_sizes()
-        result = func(*args, **(kwargs or {}))
+        result, workspace = call_measured(func, args, kwargs or {})
         # The usual case first: this is done for every operation.
         if type(result) is torch.Tensor and result.layout is torch.strided:
             self._one(result)
         else:
             self.see(result)
+        if workspace:
+            self.on_workspace(workspace)
+            if self.live_bytes + workspace > self.peak_bytes:
+                self.peak_bytes = self.live_bytes + workspace
+                self._at_peak = {**self._by_owner, "workspaces": workspace}
         return result
 
     @property

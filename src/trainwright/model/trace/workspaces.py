@@ -25,7 +25,9 @@ _PADDED = 17 / 16  # rows of matrices that a recurrent layer copies are a little
 _HALF = {torch.float16, torch.bfloat16}
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _REDUCTIONS = frozenset({"sum", "mean"})
-_THREAD_BYTES, _PANEL_BYTES = 2**18, 2**15  # of each thread, in attention and in products in half precision
+_PANEL_BYTES = 2**15  # of each thread, in products in half precision
+_QUERY_ROWS = ((768, 256), (192, 64), (0, 32))  # of a block of attention's scores, from so many queries on
+_KEY_COLUMNS = 512  # of the same block
 _SMALL_BYTES = 2**17  # of what is turned round in half precision
 
 
@@ -58,8 +60,7 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
     if name in _REDUCTIONS and half:
         return 2 * tensors[0].bytes
     if name.startswith("_scaled_dot_product") and name.endswith("_backward"):
-        queries = tensors[1]
-        return (2 if queries.dtype in _HALF else 1) * queries.bytes + torch.get_num_threads() * _THREAD_BYTES
+        return _attention_backward_bytes(tensors[1], tensors[2])
     return 0
 
 
@@ -164,6 +165,20 @@ def _recurrent_bytes(
     # The gradient of the output, a quarter of the gates, and those of both matrices are in fp32.
     sums = gates // 4 + int(_PADDED * 2 * matrices) if backward else 0
     return matrices + sums + 2 * step + _SMALL_BYTES // 2
+
+
+def _attention_backward_bytes(queries: "TensorShape", keys: "TensorShape") -> int:
+    """Return what the backward of flash attention takes: the queries' gradient, and each thread's block of scores.
+
+    The block is there with its gradient, and in half precision both in that too.
+    """
+    half = queries.dtype in _HALF
+    length = queries.shape[-2]
+    rows = min(length, next(size for least, size in _QUERY_ROWS if length >= least))
+    block = (
+        rows * min(_KEY_COLUMNS, keys.shape[-2]) * (torch.float32.itemsize + (queries.dtype.itemsize if half else 0))
+    )
+    return (2 if half else 1) * queries.bytes + 2 * torch.get_num_threads() * block
 
 
 def _channels_last(tensor: "TensorShape") -> bool:

@@ -33,6 +33,7 @@ from trainwright.train.parallel.recompute.trees import (
     total_bytes,
     unflatten_tree,
 )
+from trainwright.train.parallel.recompute.values import can_move
 
 __all__ = ["StageBytes", "StageMeasurement", "StageRuns", "TensorShape"]
 
@@ -60,6 +61,8 @@ class StageBytes:
     backward_seconds: float
     again_seconds: float
     """What a stage that runs again takes beyond two forwards: empty slots, random numbers and buffers kept."""
+    saved_places: Sequence[int] = ()
+    """Places of those leaves of its arguments that its graph saves."""
     selective: Sequence[SelectiveOption] = ()
     timed: int = 1
     """How often it was."""
@@ -104,7 +107,10 @@ class StageMeasurement:
         self._site, self._granule = site, granule
         self._runs = StageRuns(site, forward, given)
         self._recorder, self._recorder_again = OperationRecorder(granule), OperationRecorder(granule)
-        self._tracker, self._before = StorageTracker(granule_bytes=granule), 0
+        self._tracker, self._before = (
+            StorageTracker(granule_bytes=granule, on_workspace=self._recorder.note_workspace),
+            0,
+        )
         for module in site.modules:
             self._tracker.watch([*module.parameters(), *module.buffers()], "fixed")
         self._tracker.watch(tensors_of(given), "input")
@@ -119,6 +125,7 @@ class StageMeasurement:
         before = tracker.live_bytes
         with self._recorder, tracker, saved_tensors_hooks(self._recorder.save, lambda tensor: tensor):
             result = runs.call(entered)
+        self._recorder.finish_forward()
         self._grown = max(0, tracker.live_bytes - before)
         self._temporary = max(0, tracker.peak_bytes - before - self._grown)
         # Copies that nobody counts, to be compared with what another run makes.
@@ -163,6 +170,11 @@ class StageMeasurement:
         left = max(0, tracker.live_bytes - self._before - made)
         no_grad_temporary = max(0, tracker.peak_bytes - tracker.live_bytes)
         forward_seconds, backward_seconds = self._seconds
+        leaves, _ = flatten_tree(given)
+        saved_places = [
+            at for at, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor) and can_move(leaf) and storage_key(leaf) in self._recorder.saved_keys
+        ]  # fmt: skip
         selective = self._recorder.options(self._outputs, forward_seconds, self._recorder_again)
         return StageBytes(
             output_bytes=made,
@@ -176,6 +188,7 @@ class StageMeasurement:
             forward_seconds=forward_seconds,
             backward_seconds=backward_seconds,
             again_seconds=_RERUN_SECONDS + self._recorder.saved * SLOT_SECONDS,
+            saved_places=saved_places,
             selective=selective if _is_eager(self._site) else (),
         )
 

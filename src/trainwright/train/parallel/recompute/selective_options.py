@@ -68,6 +68,7 @@ class _Operation:
     seconds: float
     reads: list[_Value]
     makes: list[_Value] = field(default_factory=list)
+    workspace_bytes: int = 0
 
 
 class OperationRecorder(OperationMode):
@@ -78,6 +79,8 @@ class OperationRecorder(OperationMode):
         self._granule = granule
         self.saved = 0
         """How many tensors autograd has saved."""
+        self.saved_keys: set[int] = set()
+        """Their storages."""
         self.operations: list[_Operation] = []
         self._values: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Value]] = {}
         self._outputs: set[int] = set()
@@ -86,8 +89,14 @@ class OperationRecorder(OperationMode):
         """Note that autograd saves a tensor, and return what it is to hold."""
         self.saved += 1
         if can_move(tensor):
+            self.saved_keys.add(storage_key(tensor))
             self._value_of(tensor).saved = True
         return detach_unseen(tensor)
+
+    def note_workspace(self, size: int) -> None:
+        """Note what the operation that was recorded last has taken and given back."""
+        if self.operations:
+            self.operations[-1].workspace_bytes = max(self.operations[-1].workspace_bytes, size)
 
     def run(self, kind: OperationKind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Do an operation, and record it."""
@@ -112,8 +121,15 @@ class OperationRecorder(OperationMode):
                 self._add_value(tensor, self.number).minor = is_minor(tensor, made)
         return result
 
+    def finish_forward(self) -> None:
+        """Note that what is gone is not saved: its node went with a part of the graph that nobody reads."""
+        for storage, value in self._values.values():
+            value.saved &= storage() is not None
+
     def _add_value(self, tensor: torch.Tensor, maker: int) -> _Value:
         value = _Value(maker, rounded_bytes(tensor, self._granule))
+        _, before = self._values.get(storage_key(tensor), (None, value))
+        before.saved = False
         self._values[storage_key(tensor)] = weakref.ref(tensor.untyped_storage()), value
         if maker >= 0:
             self.operations[maker].makes.append(value)
@@ -237,7 +253,7 @@ class _Selection:
                     asked += [each.maker for each in self._operations[number].reads if each.maker in self._remade]
             for number in sorted(needed):
                 live += sum(each.size for each in self._operations[number].makes if id(each) not in self._dropped)
-                most = max(most, live)
+                most = max(most, live + self._operations[number].workspace_bytes)
                 # What nobody reads goes at once, and what is read when its last reader is done.
                 live -= sum(
                     each.size

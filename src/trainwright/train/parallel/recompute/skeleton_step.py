@@ -5,6 +5,7 @@ shapes out of zeros. What the step holds and frees is then what lies between the
 layers that are in no stage, the loss. So no more is alive than a plan of least memory needs.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from trainwright.model.trace.storages import StorageTracker
 from trainwright.train.parallel.recompute.measured_stage import StageBytes, StageMeasurement, StageRuns, TensorShape
 from trainwright.train.parallel.recompute.sample_step import REFUSED, Stopwatch, accepted_sample, loss_of
 from trainwright.train.parallel.recompute.stage_calls import StageSite, stage_calls, stage_sites
-from trainwright.train.parallel.recompute.step_store import links_of
+from trainwright.train.parallel.recompute.step_store import links_of, snapshot
 from trainwright.train.parallel.recompute.trees import (
     StridedView,
     flatten_tree,
@@ -49,7 +50,9 @@ class MeasuredCall:
     site: StageSite
     taken: StageBytes
     held: list[torch.Tensor]
-    """What it was given, until its backward."""
+    """What it was given and its graph does not save, until its backward."""
+    saved: list[torch.Tensor]
+    """What it was given and its graph saves, until its backward has ended."""
     linked_bytes: int | None = None
     """Of how much of its output the next stage reads as it is; None: it reads something else."""
     entry_bytes: int = 0
@@ -64,6 +67,8 @@ class MeasuredCall:
     """The most since the backward of the stage behind."""
     gradients: list[nn.Parameter] = field(default_factory=list)
     """Of no stage, those whose gradients were made since then."""
+    left: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+    """What it has left in a cache that it was given."""
 
 
 class SkeletonStep:
@@ -138,16 +143,24 @@ class SkeletonStep:
             self.calls[-1].linked_bytes = linked_bytes
         self._below = []
         # What stages are given that none can make again: the interpreter holds it, so it is held here.
-        held = [leaf.detach() for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and at not in links]
+        held = {
+            at: leaf.detach() for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and at not in links
+        }
         entry = self._live_bytes() - linked_bytes, self._peak_bytes()
         # Seconds would be those of the tracker.
         with _disable_current_modes():
             taken, output = self._measure(site, forward, args, kwargs, kind)
-        call = MeasuredCall(site, taken, held, None, *entry)
+        saved = [held.pop(at) for at in taken.saved_places if at in held]
+        call = MeasuredCall(site, taken, [*held.values()], saved, None, *entry)
+        held.clear()
         self.calls.append(call)
         self._left_bytes += taken.left_bytes
         output = self._without_graph(call, output, given)
         known = storage_keys(given)
+        if taken.left_bytes:
+            there: list[torch.Tensor] = []
+            snapshot((args, kwargs), change=there.append)
+            call.left = [weakref.ref(each.untyped_storage()) for each in there if storage_key(each) not in known]
         self._below = [None if storage_key(each) in known else each for each in tensors_of(output)]
         # The caller still has what it has called the stage with, though it goes when the stage returns.
         self._tracker.restart_peak()
@@ -232,8 +245,12 @@ class SkeletonStep:
         if call is self.calls[-1]:
             self.loss_seconds = self.loss_seconds[0], self._loss_watch.read()
 
-    def leave(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Begin to look for the most until the next stage's backward: what has arrived goes now."""
+    def leave(self, call: MeasuredCall, gradients: Iterable[torch.Tensor]) -> None:
+        """Begin to look for the most until the next stage's backward: what the stage has read goes now."""
+        call.saved.clear()
+        # What it has left in a cache is in its graph too, which has gone; the cache goes with the model's result.
+        if call.left and not any(each() for each in call.left):
+            self._left_bytes -= call.taken.left_bytes
         self._tracker.restart_peak()
         self._tracker.peak_bytes -= total_bytes(gradients, self.granule)
 
@@ -269,7 +286,7 @@ class _StandIn(torch.autograd.Function):
         arrived = [each for each in gradients if each is not None]
         ctx.step.arrive(ctx.call, arrived)
         made = [each.filled(0) for each in ctx.shapes]
-        ctx.step.leave(arrived)
+        ctx.step.leave(ctx.call, arrived)
         return (None, None, None, *made)
 
 
