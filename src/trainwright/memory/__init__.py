@@ -55,13 +55,14 @@ def fit(
 
     `sample` is a batch (a tuple or list holds positional, a mapping keyword arguments). The budget bounds the
     allocator's peak in forward and backward: parameters, gradients, buffers, the state of `optimizer` (torch's, or
-    "sgd", "momentum", "adam", "adamw"), the batch, activations, temporaries, workspaces of kernels, and `reserve_bytes`
-    of others; a float is a share of the peak without a plan. `loss` makes a scalar of the model's result; without it the loss's own memory is
-    not planned. Gradients count from when they are made, as after `zero_grad()`; with `accumulate` they are there from
-    the start, for passes whose gradients add up. With `offload`, values may wait on the host, behind a link of
-    `bandwidth`: bytes per second, or a `Link`; on a CUDA device by default what `measure_link` finds. Gradients are
-    those of the model, bit by bit, and `plan` is the module's plan. Stages are blocks of the model, found, or named by
-    patterns (`stages=["model.layers.*"]`). Each kind of them is measured once, then one step is checked. Raises
+    "sgd", "momentum", "adam", "adamw"), the batch, activations, temporaries, workspaces of kernels, and
+    `reserve_bytes` of others; a float is a share of the peak without a plan. `loss` makes a scalar of the model's
+    result; without it the loss's own memory is not planned. Gradients count from when they are made, as after
+    `zero_grad()`; with `accumulate` they are there from the start, for passes whose gradients add up. With `offload`,
+    values may wait on the host, behind a link of `bandwidth`: bytes per second, or a `Link`; on a CUDA device by
+    default what `measure_link` finds. Gradients are those of the model, bit by bit, and `plan` is the module's plan.
+    Stages are blocks of the model, found, or named by patterns (`stages=["model.layers.*"]`). Each kind of them is
+    measured once, then one step is checked. Raises
     `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
     """
     MissingExtra.check_torch("memory.fit")
