@@ -1,6 +1,6 @@
 """The bytes and seconds of one stage, called alone with what a model has called it with."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -131,11 +131,11 @@ class StageMeasurement:
         # Copies that nobody counts, to be compared with what another run makes.
         self._first = [each.detach().clone() for each in tensors_of(result)]
         self._outputs = {storage_key(each) for each in tensors_of(result)}
-        ends = [each for each in _new_tensors(result, entered) if each.requires_grad]
-        self._gradient_bytes = sum(_alone_bytes(each, granule) for each in ends)
-        edges, seeds = [get_gradient_edge(each) for each in ends], [_gradient_seed(each) for each in ends]
+        made = _new_tensors(result, entered)
+        self._gradient_bytes = sum(_alone_bytes(each, granule) for each in made if each.requires_grad)
+        edges, seeds = _backward_start(made)
         del result
-        ends.clear()
+        made.clear()
         self._graph = max(0, tracker.live_bytes - before)
         self._backward_temporary = 0
         if edges:
@@ -235,12 +235,12 @@ class StageRuns:
             watch = Stopwatch(tensors)
             result = self.call(entered)
             forward = watch.read()
-            ends = [each for each in _new_tensors(result, entered) if each.requires_grad]
+            edges, seeds = _backward_start(_new_tensors(result, entered))
+            del result
             backward = 0.0
-            if ends:
-                deltas = [torch.ones_like(each) for each in ends]
+            if edges:
                 watch = Stopwatch(tensors)
-                torch.autograd.backward(ends, deltas)
+                torch.autograd.backward(edges, seeds)
                 backward = watch.read()
         self.forget_gradients()
         return forward, backward
@@ -284,6 +284,12 @@ def _check_same(site: StageSite, first: list[torch.Tensor], second: list[torch.T
             "depend on parameters, buffers, inputs and the global random generators alone; keep what else they read or "
             "write out of them, or name other stages"
         )
+
+
+def _backward_start(made: Iterable[torch.Tensor]) -> tuple[list[Any], list[torch.Tensor]]:
+    """Return where a backward begins from what a stage has made, which need not stay, and with which gradients."""
+    ends = [each for each in made if each.requires_grad]
+    return [get_gradient_edge(each) for each in ends], [_gradient_seed(each) for each in ends]
 
 
 def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
