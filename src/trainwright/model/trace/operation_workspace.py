@@ -37,7 +37,7 @@ def call_measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         threads = _stop()
     live = peak = 0
     for event in (event for thread in threads for event in thread):
-        if event.kind() == "memory_alloc":
+        if event.kind() == "memory_alloc":  # type: ignore[comparison-overlap]  # declared as a number
             # What is given back comes as a negative number.
             live += event.cpu_memory_usage()
             peak = max(peak, live)
