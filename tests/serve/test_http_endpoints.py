@@ -1,5 +1,6 @@
 """The endpoints over real sockets: what they answer, in JSON and binary, and which status each refusal has."""
 
+import contextlib
 import json
 import socket
 import time
@@ -340,19 +341,42 @@ class TestAddress:
             Limits(rows=0)
 
     def test_connections(self, served):
-        """One connection too many is told so and closed; when others have gone there is room again."""
+        """One connection too many takes the place of one that asks nothing; where all ask, it is told so and closed."""
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n".encode()
         with Server(served[0], port=0, limits=Limits(connections=2)) as server:
             place = ("127.0.0.1", server.port)
-            held = [socket.create_connection(place) for _ in range(2)]
+            silent = socket.create_connection(place)
+            silent.settimeout(20)
+            busy = [socket.create_connection(place)]
+            busy[0].sendall(head)
+            time.sleep(0.2)  # the server reads the head
+            busy.append(socket.create_connection(place))
+            busy[1].sendall(head)
+            with contextlib.suppress(ConnectionResetError):
+                assert silent.recv(100) == b""
+            time.sleep(0.2)
             with socket.create_connection(place) as third:
                 third.settimeout(20)
                 assert third.recv(200).startswith(b"HTTP/1.1 503 ")
-            for each in held:
+            for each in (silent, *busy):
                 each.close()
             until = time.monotonic() + 10  # the server hears of it a little later
             while (status := ask(server.url, X).status_code) == 503 and time.monotonic() < until:
                 time.sleep(0.02)
             assert status == 200
+
+    def test_a_large_body_may_take_longer_if_it_comes_fast_enough(self, served):
+        """Two mebibytes in pieces over two seconds, under a limit of one."""
+        with Server(served[0], port=0, limits=Limits(body_seconds=1.0, rows=10)) as server:
+            length = 2 * 2**20
+            head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.settimeout(20)
+                client.sendall(head.encode())
+                for _ in range(8):
+                    client.sendall(b" " * (length // 8))
+                    time.sleep(0.25)
+                assert client.recv(100).startswith(b"HTTP/1.1 400 ")
 
     def test_nobody_waits_longer_than_ten_seconds(self):
         """For a head, a body or a chunk of 2**64 bytes of which nothing comes."""

@@ -159,15 +159,21 @@ class Oracle(Settings, error=InputError):
         *,
         batch: int,
         degrees: Degrees,
-        optimizer: str = "adamw",
+        micro: int | None = None,
+        zero: int = 0,
+        shard: int | None = None,
+        sequence: bool = False,
+        recompute: str = "none",
+        schedule: str = "",
+        chunks: int = 1,
         ring: bool = False,
+        precision: str = "fp32",
+        optimizer: str = "adamw",
         input: Input | None = None,  # noqa: A002 (the option's word)
         saving: Saving | None = None,
-        **choices: Any,
     ) -> Forecast:
         """Return what one given plan comes to, whether or not it fits into memory.
 
-        `choices` are `micro, zero, shard, sequence, recompute, schedule, chunks` and `precision`, by default "fp32".
         `micro` samples are what one replica (data or expert rank) works on at a time, by default all of its own.
         `schedule` is by default "1f1b" for a pipeline, "interleaved" with chunks. `shard` is by default all data ranks;
         data times context divides state over the context ranks too. `recompute` "operators" keeps of a block the
@@ -177,7 +183,18 @@ class Oracle(Settings, error=InputError):
         Raises `InputError` for degrees beyond the cluster, a model that cannot be divided so, or a batch that does not
         fall into micro-batches.
         """
-        layout = make_layout(batch=batch, degrees=degrees, **choices)
+        layout = make_layout(
+            batch=batch,
+            degrees=degrees,
+            micro=micro,
+            zero=zero,
+            shard=shard,
+            sequence=sequence,
+            recompute=recompute,
+            schedule=schedule,
+            chunks=chunks,
+            precision=precision,
+        )
         return self.forecast(profile, layout, optimizer=optimizer, ring=ring, input=input, saving=saving)
 
     def forecast(

@@ -51,8 +51,10 @@ class Limits(Settings, error=ServeConfigError):
 
     body_bytes: Annotated[int, integer(minimum=1), "of a request's body"] = 64 * 2**20
     rows: Annotated[int, integer(minimum=1), "of one request"] = 8192
-    connections: Annotated[int, integer(minimum=1), "open ones; the next are refused with 503"] = 1024
-    body_seconds: Annotated[float, number(minimum=1), "from the headers to the last byte of a body"] = 10.0
+    connections: Annotated[
+        int, integer(minimum=1), "open; the next take the place of one without a request, or get 503"
+    ] = 1024
+    body_seconds: Annotated[float, number(minimum=1), "for a body; each MiB that has come adds a second"] = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

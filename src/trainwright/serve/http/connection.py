@@ -24,6 +24,7 @@ __all__ = ["Connections", "HttpExchange"]
 
 _HEAD_BYTES = 2**16
 _HEAD_SECONDS = 10.0
+_BODY_RATE = 2**20  # bytes a second: a body that comes as fast may take longer
 _IDLE_SECONDS = 60.0  # of a connection between two requests
 _LINGER_SECONDS = 2.0  # for which what still comes is read and dropped, so that the client reads the refusal
 _TICK_SECONDS = 0.5
@@ -90,7 +91,7 @@ class Connections:
 
     def __init__(self, application: "Application", *, rules: AccessRules, most: int, body_seconds: float) -> None:
         self.application, self.rules, self.most, self.body_seconds = application, rules, most, body_seconds
-        self.open: set[_Connection] = set()
+        self.open: dict[_Connection, None] = {}  # in the order in which they came
         self.loop = asyncio.get_running_loop()
         self.fixed_headers = b"".join(name + b": " + value + b"\r\n" for name, value in rules.headers)
         self.common_headers = b""
@@ -99,6 +100,13 @@ class Connections:
     def make_connection(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
         return _Connection(self)
+
+    def make_room(self, newcomer: "_Connection") -> bool:
+        """End the oldest connection of which no whole head has come, so that slow clients shut nobody out."""
+        oldest = next((one for one in self.open if one is not newcomer and one.awaits_head()), None)
+        if oldest is not None:
+            oldest.abort()
+        return oldest is not None
 
     async def close(self, seconds: float) -> None:
         """Close what is idle at once, and the others after their replies, or after so many seconds."""
@@ -145,13 +153,13 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # a stream's
         self._server = transport.get_extra_info("sockname")
-        self._all.open.add(self)
-        if len(self._all.open) > self._all.most:
+        self._all.open[self] = None
+        if len(self._all.open) > self._all.most and not self._all.make_room(self):
             self._refuse_all(503, "too many connections are open here", {"retry-after": "1"})
             transport.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._all.open.discard(self)
+        self._all.open.pop(self, None)
         if self._incoming is not None and not self._in_head and not self._ending:
             self._all.application.metrics.counts["disconnected"] += 1
         self._ending = True
@@ -216,6 +224,8 @@ class _Connection(asyncio.Protocol):
         if exchange is None or self._ending:
             return
         exchange.take(body)
+        # A large body may take longer, as long as it comes fast enough.
+        self._deadline += len(body) / _BODY_RATE
         if exchange.size > self._all.rules.max_body_bytes:
             self._refuse_all(413, self._all.rules.too_large, {})
 
@@ -259,6 +269,10 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
         else:
             self._refuse_all(408, f"body: did not come within {self._all.body_seconds:g} s", {})
+
+    def awaits_head(self) -> bool:
+        """Whether no request is being answered, and none has a whole head."""
+        return self._current is None and not self._waiting and (self._incoming is None or self._in_head)
 
     def close_idle(self) -> None:
         """Close it unless a request is being answered."""
