@@ -25,7 +25,7 @@ from trainwright.train.parallel.recompute.values import can_move, detach_unseen
 __all__ = ["SLOT_SECONDS", "OperationRecorder", "SelectiveOption"]
 
 _OPTIONS = 4
-"""Of a block at most."""
+"""Of a block at most, and the one that keeps least."""
 _SMALL = 1 / 64
 """Of what a block saves: a smaller result is not worth its slot."""
 _STATE_BYTES = 5120
@@ -178,11 +178,12 @@ class _Selection:
         self._remade: set[int] = set()
 
     def options(self, watched_seconds: float, slots_seconds: float) -> list[SelectiveOption]:
-        """Return at most so many of the selections, of about equal steps in bytes.
+        """Return at most so many of the selections, of about equal steps in bytes, and the one that keeps least.
 
         A tape takes so long in each forward, and what it has put in slots in each backward.
         """
         found: list[SelectiveOption] = []
+        worth = 0  # of them, before the first that takes more seconds a byte than to run the whole block again
         heap = [(0.0, place, value) for place, value in enumerate(self._candidates)]
         freed, seconds = 0, slots_seconds
         while heap:
@@ -195,23 +196,23 @@ class _Selection:
             if heap and cost > heap[0][0]:
                 heapq.heappush(heap, (cost, place, value))
                 continue
-            if cost > self._dearest:
-                break
             self._dropped.add(id(value))
             self._remade |= more
             freed, seconds = freed + value.size, seconds + cost * value.size
             found.append(
                 SelectiveOption(tuple(sorted(self._remade)), freed, self._extra_bytes(), watched_seconds, seconds)
             )
-        if not found:
-            return []
+            worth += worth == len(found) - 1 and cost <= self._dearest
         # The last before each share of what can be freed.
         chosen = {}
         for share in range(1, _OPTIONS + 1):
-            limit = freed * share / _OPTIONS
-            within = [each for each in found if each.freed_bytes <= limit]
+            within = [
+                each for each in found[:worth] if each.freed_bytes <= found[worth - 1].freed_bytes * share / _OPTIONS
+            ]
             if within:
                 chosen[within[-1].freed_bytes] = within[-1]
+        # Whatever it takes: the least budget of a model depends on no clock.
+        chosen |= {each.freed_bytes: each for each in found[-1:]}
         return list(chosen.values())
 
     def _seconds(self, number: int) -> float:
