@@ -99,7 +99,6 @@ _TOLERANCE = 0.07  # relative error up to which errors count by their square
 _STEP = 0.01  # of the logarithm of a constant, for its slope
 _INFLUENCE = 1e-4  # relative change of some prediction if a constant changes by a tenth
 _LEAST_ERROR = 0.1  # that other runs were found to err by, however well those of the fit agree
-_CALIBRATED = 0.6  # of the priors' spread, where a cluster starts from what public runs have calibrated
 _IDENTIFIED = 0.5  # of the prior's spread, that is left of a constant which the runs determine
 
 
@@ -133,10 +132,10 @@ def fit_runs(cluster: Cluster, runs: Sequence[MeasuredRun]) -> RunFit:
 
     Raises `InputError` without runs, and for seconds that are not above 0.
     """
-    return fit_clusters([(cluster, runs)], closeness=_CALIBRATED)[0]
+    return fit_clusters([(cluster, runs)])[0]
 
 
-def fit_clusters(sources: Sequence[tuple[Cluster, Sequence[MeasuredRun]]], *, closeness: float = 1.0) -> list[RunFit]:
+def fit_clusters(sources: Sequence[tuple[Cluster, Sequence[MeasuredRun]]]) -> list[RunFit]:
     """Return the fits of several clusters by one factor for each constant's name: what presets are calibrated by."""
     from scipy.optimize import least_squares
 
@@ -146,7 +145,7 @@ def fit_clusters(sources: Sequence[tuple[Cluster, Sequence[MeasuredRun]]], *, cl
     machines = [_Machine(cluster, runs) for cluster, runs in sources]
     names = _find_influential(machines)
     first = {name: next(each.constants[name] for each in machines if name in each.constants) for name in names}
-    spread = closeness * np.array([first[name].spread for name in names])
+    spread = np.array([first[name].spread for name in names])
     # Logarithms of the factors by which constants change; they stay within the range of each cluster.
     low = np.array([max(each.room(name)[0] for each in machines) for name in names])
     high = np.array([min(each.room(name)[1] for each in machines) for name in names])
