@@ -1,5 +1,8 @@
 """Tables: trials are rows of learning curves, drawn or looked up; what is missing is refused or counted."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -110,6 +113,43 @@ def test_files(tmp_path):
         task = tables(tmp_path / name, run="run", loss="loss", params=["rate"])
         assert [row[:, 0].tolist() for row in task.losses] == [[1.0, 0.5], [2.0, 1.5]]
         assert list(task.params) == [{"rate": 0.1}, {"rate": 0.2}]
+
+
+def _claims_much(path):
+    """Write a header of a terabyte, and nothing behind it."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**37, 1)})
+    with zipfile.ZipFile(path, "w") as entries:
+        entries.writestr("valid_loss.npy", header.getvalue())
+
+
+def _unpacks_to_much(path):
+    """Write ten mebibytes of zeros, of which there are said to be 900 times as many."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as entries:
+        entries.writestr("valid_loss.npy", bytes(10 * 2**20))
+        entries.filelist[0].file_size *= 900
+
+
+def _holds_code(path):
+    np.savez(path, valid_loss=np.array([print], dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "sentence"),
+    [
+        ("broken.npz", lambda path: path.write_bytes(b"PK" + bytes(50)), "broken.npz is no .npz file of numbers"),
+        ("claims.npz", _claims_much, "claims.npz is no .npz file of numbers"),
+        ("bomb.npz", _unpacks_to_much, "bomb.npz unpacks to 9437184000 bytes; allowed: up to 8589934592"),
+        ("code.npz", _holds_code, "code.npz is no .npz file of numbers"),
+        ("broken.parquet", lambda path: path.write_bytes(b"PAR1" + bytes(50)), "broken.parquet cannot be read"),
+    ],
+)
+def test_hostile_files(tmp_path, name, write, sentence):
+    if name.endswith("parquet"):
+        pytest.importorskip("polars")
+    write(tmp_path / name)
+    with pytest.raises(EngineError, match=sentence):
+        tables(tmp_path / name)
 
 
 @pytest.mark.parametrize(

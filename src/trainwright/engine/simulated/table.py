@@ -2,6 +2,7 @@
 
 import json
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from trainwright.randomness import rng
 from trainwright.validators import check, number, one_of
 
 __all__ = ["Table", "tables"]
+
+_MOST_BYTES = 2**33  # that a table may unpack to
 
 Columns = Mapping[str, Any]
 Missing = Literal["error", "nearest"]
@@ -98,15 +101,26 @@ def _load_columns(source: str | Path | Columns) -> Columns:
     if not path.is_file():
         raise EngineError(f"tables: there is no file {path}; give an .npz, .parquet or .csv file, or named arrays")
     if path.suffix == ".npz":
-        with np.load(path) as arrays:
-            return dict(arrays)
+        try:
+            # What the file claims to hold, before any of it is unpacked.
+            with zipfile.ZipFile(path) as entries:
+                size = sum(entry.file_size for entry in entries.infolist())
+            if size > _MOST_BYTES:
+                raise EngineError(f"tables: {path} unpacks to {size} bytes; allowed: up to {_MOST_BYTES}")
+            with np.load(path) as arrays:
+                return dict(arrays)
+        except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+            raise EngineError(f"tables: {path} is no .npz file of numbers ({error})") from None
     if path.suffix not in {".parquet", ".csv"}:
         raise EngineError(f"tables: {path} ends in {path.suffix or 'nothing'!r}; allowed: .npz, .parquet, .csv")
     try:
         import polars as pl
     except ImportError:
         raise MissingExtra.of(f"tables: {path}", "polars", "parquet") from None
-    frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema_length=None)
+    try:
+        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema_length=None)
+    except pl.exceptions.PolarsError as error:
+        raise EngineError(f"tables: {path} cannot be read ({str(error).splitlines()[0]})") from None
     return {name: frame[name].to_numpy() for name in frame.columns}
 
 
