@@ -92,3 +92,22 @@ def test_a_worker_writes_a_doubtful_failure_before_it_takes_the_place(place):
         if record.writer != other.writer
     ]
     assert kinds.index(("failed", 0)) < kinds.index(("proposed", 1))
+
+
+def test_a_late_result_hides_no_later_failure(place):
+    """A trial that was given up and then had its result no longer counts among those whose place is given out."""
+    other = another(place)
+    for record in ends("abandoned"):
+        other.append([record])
+    log, safe = StudyLog(DirectoryLedger(place / "ledger"), place), set()
+    secure_failures(log, safe)
+    assert safe == {0}
+    other.append([facts.finished(0, LOSSES, reason="complete", values={"loss": 0.5}, wall_seconds=2.5)])
+    other.append(
+        [facts.proposed(1, params={"x": 0.1}, key="l", origin={"searcher": "test"}, seen=0, seen_hash="0" * 16)]
+    )
+    other.append([facts.failed(1, 1, failure="exception", message="no")])
+    log.refresh()
+    assert log.state.trials[0].has_result
+    secure_failures(log, safe)
+    assert safe == {1}

@@ -62,8 +62,9 @@ def fit(
     values may wait on the host, behind a link of `bandwidth`: bytes per second, or a `Link`; on a CUDA device by
     default what `measure_link` finds. Gradients are those of the model, bit by bit, and `plan` is the module's plan.
     Stages are blocks of the model, found, or named by patterns (`stages=["model.layers.*"]`). Each kind of them is
-    measured once, then one step is checked. Raises
-    `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
+    measured once, then one step is checked.
+
+    Raises `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
     """
     MissingExtra.check_torch("memory.fit")
     from trainwright.train.parallel.recompute.fitting import fit as fitted

@@ -46,8 +46,8 @@ class Nodes(MemberEngine, Settings, error=EngineError):
 
     Those that have not come within `start_seconds` are missed, and their slots are gone. A slot has a GPU where there
     are any; nodes may differ in size, and `speeds={"old-*": 0.5}` says which are slower, by patterns of HOST/cuda:N. A
-    run longer than `timeout_seconds`, or a process with
-    more resident memory than `memory_bytes`, is asked to end and killed `grace_seconds` later.
+    run longer than `timeout_seconds`, or a process with more resident memory than `memory_bytes`, is asked to end and
+    killed `grace_seconds` later.
     """
 
     meeting: Annotated[Path, instance_of(Path, words="a path that all nodes see")]

@@ -337,11 +337,8 @@ class _Planner:
                 # Devices and batch are chosen together: the speed is the goodput at the batch that goes with them.
                 speed = float(estimates.speedups(running.goodput, ratio, np.array([running.noise]))[0])
                 model = estimates.goodputs.index(running.goodput)
-            alone, idle, node = (
-                running.start_epoch_seconds or base,
-                running.is_settled,
-                allocator.block_speed(running.block),
-            )
+            alone, idle = running.start_epoch_seconds or base, running.is_settled
+            node = allocator.block_speed(running.block)
             speed *= node
             row = (since, togo, after, chance, alone, running.size, speed, idle, running.replans, running.noise, model)
             self.rows.put(trial, *row, running.rungs, running.loss, node)

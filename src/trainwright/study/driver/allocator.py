@@ -40,7 +40,7 @@ class Allocator:
         """What is to start on other devices at once."""
         self._left_at: dict[int, float] = {}  # trials on their way to their devices
         self._arrived: dict[int, tuple[float, float]] = {}  # those that reported there: start, and an epoch's seconds
-        self._lost_nodes: set[int] = set()  # their first slots
+        self._withdrawn: set[int] = set()  # slots of lost nodes
 
     # What the policy decides.
 
@@ -57,9 +57,9 @@ class Allocator:
         A node is withdrawn once no trial holds slots on it.
         """
         # By its first slot: the node as a whole is lost or not.
-        gone = engine.gone
+        gone = engine.gone - self._withdrawn
         for node in node_slots(node_shapes(engine)) if gone else ():
-            if node.start not in gone or node.start in self._lost_nodes:
+            if node.start not in gone:
                 continue
             held = (
                 slot
@@ -68,8 +68,8 @@ class Allocator:
             )
             if not any(slot in node for slot in held):
                 self.device_allocator.free_slots.withdraw(node)
-                self._lost_nodes.add(node.start)
-        return bool(self._lost_nodes)
+                self._withdrawn.update(node)
+        return bool(self._withdrawn)
 
     # What happens to trials.
 

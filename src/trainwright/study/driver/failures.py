@@ -42,6 +42,8 @@ def secure_failures(log: StudyLog, safe: set[int]) -> None:
     went on from in the same journal is synced, and so is what this process wrote. `safe` grows by what is dealt with.
     """
     state = log.state
+    # A late result may have come for one that was given up.
+    safe.intersection_update([number for number in safe if state.trials[number].status in _WITHOUT_RESULT])
     if state.allowed(0) <= len(safe):
         return
     for trial in list(state.trials.values()):

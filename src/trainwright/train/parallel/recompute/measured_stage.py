@@ -107,10 +107,8 @@ class StageMeasurement:
         self._site, self._granule = site, granule
         self._runs = StageRuns(site, forward, given)
         self._recorder, self._recorder_again = OperationRecorder(granule), OperationRecorder(granule)
-        self._tracker, self._before = (
-            StorageTracker(granule_bytes=granule, on_workspace=self._recorder.note_workspace),
-            0,
-        )
+        self._tracker = StorageTracker(granule_bytes=granule, on_workspace=self._recorder.note_workspace)
+        self._before = 0
         for module in site.modules:
             self._tracker.watch([*module.parameters(), *module.buffers()], "fixed")
         self._tracker.watch(tensors_of(given), "input")
