@@ -77,9 +77,17 @@ def read_profile(
     loss: str | None = None,
     fuse: bool = False,
     sequence: int | None = None,
+    trace: Path | None = None,
 ) -> Profile:
-    """Return the profile in a .json file, that of a config.json, or that of a factory, traced without running it."""
+    """Return the profile in a .json file, that of a config.json, or that of a factory, traced without running it.
+
+    `trace` is a file of torch.profiler, which has the seconds of such a model's step.
+    """
     if model.endswith(".json"):
+        if trace is not None:
+            raise InputError(
+                f"--trace: got {model}; allowed: with MODULE:FUNCTION and --sample, of which it is a trace"
+            )
         if is_config(read_json(model, "profile", allowed="a profile, or a model's config.json")):
             shown = described_in(precision)
             found = describe_config(model, sequence=sequence, precision=shown)
@@ -91,15 +99,10 @@ def read_profile(
     # A trace needs an optimizer that it knows; bytes of others are the plan's own.
     known = optimizer if "=" not in optimizer else "adamw"
     traced = described_in(precision) if precision == "amp-fp8" else precision
-    return Profile.trace(
-        built,
-        batch,
-        loss=read_loss(loss),
-        optimizer=known,
-        precision=traced,
-        fuse=fuse,
-        name=model,
-    )
+    choices = {"loss": read_loss(loss), "optimizer": known, "precision": traced, "name": model}
+    if trace is not None:
+        return Profile.measured(built, batch, profiler_trace=trace, **choices)
+    return Profile.trace(built, batch, fuse=fuse, **choices)
 
 
 def read_module(model: str, sample: str | None) -> tuple[Any, Any]:

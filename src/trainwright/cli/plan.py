@@ -53,6 +53,9 @@ def model(
     sample: Annotated[str | None, Option(help="MODULE:FUNCTION that returns the model's arguments.")] = None,
     loss: Annotated[str | None, Option(help="MODULE:FUNCTION of model and batch that returns a scalar.")] = None,
     fuse: Annotated[bool, Option("--fuse", help="As torch.compile fuses the model's operations.")] = False,
+    trace: Annotated[
+        Path | None, Option(help="A trace of torch.profiler (.json, .gz) of the model's steps, for its seconds.")
+    ] = None,
     sequence: Annotated[int | None, Option(minimum=1, help="Positions of a sample, for a config.json.")] = None,
     changes: dict[str, Any],
     devices: Annotated[str, Option(help="A number, several with commas, or max.")] = "max",
@@ -86,6 +89,7 @@ def model(
         loss=loss,
         fuse=fuse,
         sequence=sequence,
+        trace=trace,
     )
     speeds = SpeedOf(profile, machine)
     if tokens is not None:
@@ -120,6 +124,12 @@ def model(
     trained = f"batch {batch}, {settings.precision}, {settings.optimizer}"
     print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, {trained}")
     print(f"cluster {machine.name} ({state})")
+    if trace is not None:
+        took = {name: f"{_shorten(seconds)} s" for name, seconds in profile.step_seconds.items()}
+        print(
+            f"measured: {trace}: {took['step']} a step, of it {took['update']} the update and {took['exposed']} wait"
+            f"ing for exchanges (of {took['communication']})"
+        )
     if caveat := next(iter(found.values()))[0].caveat:
         print(f"caveat: {caveat}")
     for number, ranking in found.items():
@@ -133,7 +143,7 @@ def model(
     return Result(
         {
             "cluster": {name: getattr(machine, name) for name in ("name", "devices", "verified", "source")},
-            "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
+            "profile": {name: getattr(profile, name) for name in ("name", "parameters", "origin", "step_seconds")},
             "plans": [_collect_content(plan, samples, speeds) for ranking in found.values() for plan in ranking],
             "rejected": [
                 {"devices": number, **asdict(each)} for number, ranking in found.items() for each in ranking.rejected

@@ -170,6 +170,8 @@ class ProfileFields:
     """Smaller numbers of samples, rising, of which the seconds were measured too: they do not fall in proportion."""
     smaller_framework_seconds: tuple[float, ...] = ()
     """`framework_seconds` of passes over these."""
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a step that a profiler's trace told: "step", and of it "communication", "exposed" and "update"."""
     uncounted: tuple[str, ...] = ()
     """Operations whose work is not known and counts as none."""
     torch_version: str = ""

@@ -27,6 +27,7 @@ SCHEMA = 2
 _TIMES = {
     "forward_seconds", "backward_seconds", "framework_seconds", "origin", "torch_version",
     "smaller_batches", "smaller_forward_seconds", "smaller_backward_seconds", "smaller_framework_seconds",
+    "step_seconds",
 }  # fmt: skip
 _RETRACE = "; trace the model again: Profile.trace(model, sample).save(path)"
 
@@ -84,11 +85,14 @@ class Profile(ProfileFields):
         *,
         warmup: int = 3,
         repeats: int = 10,
+        profiler_trace: str | Path | None = None,
         **settings: Any,
     ) -> Self:
         """Return the profile of `trace` with the seconds of every layer on this machine (or its CUDA device).
 
-        `settings` are those of `trace` but `fuse`.
+        `settings` are those of `trace` but `fuse`. With `profiler_trace`, a file of `torch.profiler` with training
+        steps of this model on batches like the sample (`export_chrome_trace`, best with `record_shapes=True`), nothing
+        is run: the seconds are those of that machine, and `step_seconds` says what its steps took.
 
         Each operation is run alone on tensors like the model's, once for all of equal shapes, dtypes and strides: the
         least of `repeats` times after `warmup`. Passes through a copy of the model are timed too: what these take more
@@ -99,9 +103,11 @@ class Profile(ProfileFields):
         for clocks that stand still or go back.
         """
         MissingExtra.check_torch("a profile of a model")
-        from trainwright.model.measure.profiling import TraceOptions, measure_model
+        from trainwright.model.measure.profiling import TraceOptions, measure_model, profile_trace
 
         options = TraceOptions(model=model, sample=sample, fuse=False, **settings)
+        if profiler_trace is not None:
+            return cls._from_fields(profile_trace(options, profiler_trace))
         return cls._from_fields(measure_model(options, warmup=warmup, repeats=repeats))
 
     def on(self, device: Device, *, precision: str | None = None) -> Self:

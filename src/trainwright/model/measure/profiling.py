@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from trainwright.cluster.calibration.timing import Clock, fastest, kernel_clock,
 from trainwright.errors import ProfileError
 from trainwright.model.cut.stages import batch_size, make_profile
 from trainwright.model.layer import ProfileFields
+from trainwright.model.measure.profiler_trace import ProfilerTrace
 from trainwright.model.trace.recorder import TensorShape, TracedOperation
 from trainwright.model.trace.recording import Recording, Untraceable, record_step
 from trainwright.model.trace.step import Loss, MakeOptimizer, TrainingStep, prepare_step
 from trainwright.validators import check, integer
 
-__all__ = ["TraceOptions", "measure_model", "time_operations", "trace_model"]
+__all__ = ["TraceOptions", "measure_model", "profile_trace", "time_operations", "trace_model"]
 
 
 def time_operations(
@@ -180,12 +182,7 @@ def measure_model(request: TraceOptions, *, warmup: int = 3, repeats: int = 10) 
 
 
 def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFields:
-    try:
-        step = request.step(fake=True)
-        recording = record_step(step, granule_bytes=request.granule_bytes)
-    except Untraceable:
-        step = request.step(fake=False)
-        recording = record_step(step, granule_bytes=request.granule_bytes)
+    step, recording = _record(request)
     clock = kernel_clock(request.place)
     end = recording.parts["backward"][1]
     # Dropout and random inputs must not change the caller's generator.
@@ -202,6 +199,24 @@ def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFi
         framework_seconds=whole - sum(seconds.values()),
         uncounted=tuple(sorted({*profile.uncounted, *failed})),
     )
+
+
+def _record(request: TraceOptions) -> tuple[TrainingStep, Recording]:
+    try:
+        step = request.step(fake=True)
+        return step, record_step(step, granule_bytes=request.granule_bytes)
+    except Untraceable:
+        step = request.step(fake=False)
+        return step, record_step(step, granule_bytes=request.granule_bytes)
+
+
+def profile_trace(request: TraceOptions, path: str | Path) -> ProfileFields:
+    """Return the profile of a step with the seconds that a file of `torch.profiler` says of each operation."""
+    step, recording = _record(request)
+    trace = ProfilerTrace.load(path, recording.operations)
+    seconds, others, steps = trace.operation_seconds(recording.operations, recording.parts["backward"][1])
+    profile = request.profile(step, recording, seconds)
+    return replace(profile, origin="measured", framework_seconds=others, step_seconds=steps)
 
 
 def _first_samples(sample: Any, batch: int, size: int) -> Any:
