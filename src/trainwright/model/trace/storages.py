@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright.model.trace.operation_workspace import call_measured
+from trainwright.model.trace.workspaces import call_measured
 from trainwright.validators import check, integer
 
 __all__ = ["LiveStorage", "StorageTracker", "tensors_in"]
