@@ -103,7 +103,7 @@ def show_choice(content: Mapping[str, Any]) -> None:
         for point in content["front"]
     ]
     print_table(("members", f"{split} loss", "us per row", "size", "trials"), front)
-    print(f"\nchosen ({pick['how']}), combined by {pick['rule']}:")
+    print(f"\nchosen ({pick['how']}), combination rule {pick['rule']}:")
     members = [
         (
             row["trial"],

@@ -71,13 +71,14 @@ def _score_singles(front: Front) -> tuple[list[int], list[float], Sequence[float
 def _write_caption(selection: ChosenEnsemble, singles: int, remark: str) -> str:
     front, pick = selection.front, selection.ensemble
     best, single = front.points[0].loss, front.baselines["single best"].loss
-    gain = f"{(single - best) / abs(single):.0%} below" if single > best and single else "no better than"
+    gain = f"{number(100 * (single - best) / abs(single), 2)} % below" if single > best and single else "no better than"
     left_out = selection.models - len(selection.library.members)
     cut = f" {left_out:,} further models were left out." if left_out else ""
     return (
         f"{count(singles, 'model')} alone, and {count(len(front.points), 'ensemble')} on the front, "
         f"of which none is beaten in loss, time and size together. The least loss, {number(best)}, is {gain} the best "
-        f"single model's {number(single)}. The pick has {count(len(pick.members), 'member')}. "
+        f"single model's {number(single)}. The pick has {count(len(pick.members), 'member')}, combination rule: "
+        f"{pick.rule.name}. "
         f"Losses here are of the rows that were selected on, and so too good.{cut} {remark}"
     ).strip()
 
