@@ -37,7 +37,7 @@ def test_table_page_and_json(filled, trainwright, tmp_path):
     assert "only 60 rows to select on" in told["warnings"][0]
     for text in (
         "selection loss",
-        "chosen (best), combined by weighted:",
+        "chosen (best), combination rule weighted:",
         "best ensemble",
         "calibration: not available, the models left no such rows",
         "test cross entropy:",
