@@ -22,7 +22,9 @@ NAMES = [
     "scatter",
     "edf",
     "comparison",
+    "best-time",
     "best-time-0",
+    "best-results",
 ]
 
 

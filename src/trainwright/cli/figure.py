@@ -73,7 +73,9 @@ def _find_figure(source: FigureSource, name: str, of: str | None, others: Mappin
         found = further[name]()
     elif group is not None:
         drawn = group.draw(source)
-        found, notes = next((one for one in drawn.figures if name in (*GROUPS, one.name)), None), drawn.notes
+        # The first of its kind goes by its name alone, too: best-time for best-time-0.
+        fitting = (one for one in drawn.figures if name in (*GROUPS, one.name, one.name.removesuffix("-0")))
+        found, notes = next(fitting, None), drawn.notes
     else:
         known = [*GROUPS, *further, *_GROUP_OF]
         raise InputError(f"figure: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
