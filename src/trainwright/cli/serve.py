@@ -10,6 +10,7 @@ from trainwright.cli.workflow.serving import AllocationStage, show_address, show
 from trainwright.ensemble import Ensemble
 from trainwright.http_security import token_for
 from trainwright.integrations.ray_serve import RayService
+from trainwright.report.formatting import count
 from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, ModelFolders, Server
 from trainwright.serve import allocate as find_placement
 from trainwright.serve.placement.allocate import allocate_or_pack
@@ -100,7 +101,7 @@ def _place_members(ensemble: Ensemble, file: Path | None, devices: str | None, m
     rates = plan.measured or plan.expected
     expected = f", {rates['value']:,.0f} rows a second expected" if rates else " by size alone"
     where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"
-    print(f"placed: {len(plan.units)} units {where}{expected}")
+    print(f"placed: {count(len(plan.units), 'unit')} {where}{expected}")
     return plan
 
 

@@ -173,7 +173,7 @@ def _import_factory(factory: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise ExportError(
             f"factory {factory!r} cannot be imported ({error}); allowed: a function that Python finds; put its file's "
-            "folder on PYTHONPATH"
+            "folder on PYTHONPATH, or save the ensemble with self_contained"
         ) from error
     # The name comes from a file that somebody else may have written.
     if not callable(found):

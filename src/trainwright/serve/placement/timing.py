@@ -7,6 +7,7 @@ process: a request as JSON on its input, the answer as JSON on its output.
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -103,8 +104,10 @@ def _time_in_process(ensemble: Ensemble, device: Device, batches: Sequence[int])
             timeout=_TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        raise ServeError(f"allocate: the members could not be timed on {device.name}: {said[-1]}") from None
+        last = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
+        # What that process raised, without the name of its class.
+        said = re.sub(r"^trainwright\.[\w.]+: ", "", last)
+        raise ServeError(f"allocate: the members could not be timed on {device.name}: {said}") from None
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
