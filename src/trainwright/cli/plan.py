@@ -68,6 +68,7 @@ def model(
     strategies: Annotated[str | None, Option(help="Only these and their combinations: data,tensor.")] = None,
     degrees: Annotated[str | None, Option(help="Degrees that are fixed: tensor=8,pipeline=4.")] = None,
     recompute: Annotated[str | None, Option(help="Only none, selective or full recomputation.")] = None,
+    formulas: Annotated[str, Option(help="paradl: as that paper prices plans, without overlap.")] = "",
     goal: Annotated[str, Option(help="time, device-hours, time-to-solution or memory.")] = "time",
     samples: Annotated[
         int | None, Option(minimum=1, help="Samples of a training, for its hours and device-hours.")
@@ -94,7 +95,7 @@ def model(
     speeds = SpeedOf(profile, machine)
     if tokens is not None:
         samples = speeds.samples_of(tokens)
-    oracle = Oracle(machine)
+    oracle = Oracle(machine, formulas=formulas)
     dry_run = None
     if sample is not None:
         # What training sets up of a module shows in a dry run, which needs torch.

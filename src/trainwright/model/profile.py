@@ -3,18 +3,18 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from trainwright.cluster.device import Device
+from trainwright.cluster.device import Device, roofline_seconds
 from trainwright.errors import MissingExtra, ProfileError
 from trainwright.files import read_json, write_text
 from trainwright.model.chain import Chain
-from trainwright.model.layer import ProfileFields, stages_of
-from trainwright.model.measure.roofline import predict_seconds
+from trainwright.model.layer import ELEMENT_BYTES, Layer, ProfileFields, stages_of
 from trainwright.records import check_schema, fail_with, read_record
+from trainwright.validators import check, one_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,7 +116,39 @@ class Profile(ProfileFields):
         With another `precision` than the profile's all layers are predicted. Raises ProfileError for a device whose
         speed at that precision is not known.
         """
-        return predict_seconds(self, device, precision=precision)
+        wanted = self.precision if precision is None else precision
+        check(wanted, one_of(*ELEMENT_BYTES), "precision", ProfileError)
+        # Mixed precision computes its products in the lower of its two precisions.
+        rate = device.flops.get(wanted.removeprefix("amp-"), 0.0)
+        if rate <= 0 or device.memory_bandwidth <= 0:
+            known = ", ".join(device.flops) or "none"
+            raise ProfileError(
+                f"device {device.kind!r}: no time can be predicted for {wanted}; allowed: a device with bandwidth and "
+                f"flops for that precision (it has {known}); calibrate it, or give both in the cluster file"
+            )
+        # Traffic was counted at the profile's precision; another one has larger or smaller elements.
+        scale = ELEMENT_BYTES[wanted] / ELEMENT_BYTES.get(self.precision, 4)
+
+        def with_seconds(layer: Layer) -> Layer:
+            if layer.origin == "measured" and wanted == self.precision:
+                return layer
+            # Kinds of layers reach different shares of the peak, where a calibration has measured them.
+            peak = rate * device.efficiency.get(layer.kind, 1.0)
+
+            def seconds(flops: float, size: float, launches: int) -> float:
+                fixed = launches * device.launch_seconds
+                bandwidth = device.memory_bandwidth
+                return float(roofline_seconds(flops, size * scale, rate=peak, bandwidth=bandwidth, fixed_seconds=fixed))
+
+            return replace(
+                layer,
+                forward_seconds=seconds(layer.forward_flops, layer.forward_bytes, layer.launches),
+                backward_seconds=seconds(layer.backward_flops, layer.backward_bytes, layer.backward_launches),
+                origin="roofline",
+            )
+
+        blocks = tuple(replace(block, layers=tuple(map(with_seconds, block.layers))) for block in self.blocks)
+        return replace(self, blocks=blocks, precision=wanted)
 
     @property
     def chain(self) -> Chain:

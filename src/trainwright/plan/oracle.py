@@ -12,8 +12,9 @@ from trainwright.plan.fit.fit_runs import fit_runs
 from trainwright.plan.fit.measured_run import MeasuredRun
 from trainwright.plan.forecast import Forecast, Ranking, Rejection, ScalingCurve
 from trainwright.plan.layout import Degrees, Layout
+from trainwright.plan.parallel import paradl
 from trainwright.plan.parallel.assembly import assemble, mark_within_error
-from trainwright.plan.parallel.candidates import CHUNKS, MODES, shapes
+from trainwright.plan.parallel.candidates import CHUNKS, MODES, Shapes, shapes
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Profiles, profile_in
 from trainwright.plan.parallel.pricing import Pricer
@@ -21,7 +22,7 @@ from trainwright.plan.parallel.search import FamilyBest, search
 from trainwright.plan.parallel.single_plan import make_layout, mesh_of_layout
 from trainwright.plan.plan_query import Input, PlanQuery, Saving
 from trainwright.settings import Settings
-from trainwright.validators import number
+from trainwright.validators import number, one_of
 
 __all__ = ["NoPlan", "Oracle"]
 
@@ -39,10 +40,12 @@ class Oracle(Settings, error=InputError):
     """Predicts plans on a cluster.
 
     `expert_imbalance`: tokens of the rank whose experts get most of them, over the mean, where experts are divided.
+    With `formulas` "paradl" plans are priced as that paper does, without overlap (`plan.parallel.paradl`).
     """
 
     cluster: Cluster
     expert_imbalance: Annotated[float, number(minimum=1)] = 1.0
+    formulas: Annotated[str, one_of("", "paradl")] = ""
 
     def check_together(self) -> None:
         """Refuse nodes that differ: a plan divides a model among equal ones."""
@@ -101,9 +104,14 @@ class Oracle(Settings, error=InputError):
         # The chain is cut into at most so many parts: stages times chunks.
         parts = min(arrays.parts, query.devices * max(CHUNKS))
         pricer = Pricer(arrays, self.cluster, query.plan_optimizer, most_parts=parts)
+        if self.formulas:
+            return _rank_published(pricer, possible, query)
         # The search keeps one candidate a strategy; only these become forecasts.
         found = search(pricer, possible, query)
-        rejected = (*possible.rejected, *(_refused(entry, query) for entry in found if entry.prices is None))
+        rejected = (
+            *possible.rejected,
+            *(_beyond_memory(_name(each), each.least_bytes, query) for each in found if each.prices is None),
+        )
         plans = [
             (
                 item.score,
@@ -115,12 +123,7 @@ class Oracle(Settings, error=InputError):
         # Nothing fits: name the strategy that comes closest.
         if not plans:
             least = min(found, key=lambda each: each.least_bytes)
-            wanted, allowed = distinct_sizes(least.least_bytes, query.memory_bytes)
-            raise NoPlan(
-                f"no strategy fits: each needs more than {allowed} a device, the least {wanted} ({_name(least)}); give "
-                "more devices, more memory or a smaller batch",
-                rejected,
-            )
+            raise _no_plan(least.least_bytes, _name(least), query, rejected)
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
         ranked = mark_within_error([plan for _, plan in plans])
         if dry_run is not None:
@@ -221,6 +224,8 @@ class Oracle(Settings, error=InputError):
         mesh = mesh_of_layout(arrays, layout)
         parts = layout.degrees.pipeline * layout.chunks
         pricer = Pricer(arrays, self.cluster, query.plan_optimizer, most_parts=parts)
+        if self.formulas:
+            return paradl.project(pricer, query, layout)
         prices = pricer.price(mesh)
         return assemble(pricer, prices, 0, exposed=pricer.exposed(prices, 0), mode=MODES[layout.zero], query=query)
 
@@ -239,11 +244,34 @@ def _name(found: FamilyBest) -> str:
     return "+".join([*([found.mode] if found.mode else []), *found.axes]) or "serial"
 
 
-def _refused(found: FamilyBest, query: PlanQuery) -> Rejection:
-    wanted, allowed = distinct_sizes(found.least_bytes, query.memory_bytes)
-    return Rejection(
-        strategy=_name(found),
-        reason="memory: the least that a device would need",
-        value=wanted,
-        allowed=allowed,
+def _rank_published(pricer: Pricer, possible: Shapes, query: PlanQuery) -> Ranking:
+    """Return the best plan of every strategy by the published formulas: there are few, and each is priced."""
+    best: dict[str, Forecast] = {}
+    least: dict[str, int] = {}
+    for layout in paradl.candidate_layouts(possible.mesh, query):
+        plan = paradl.project(pricer, query, layout)
+        known = best.get(plan.strategy)
+        if plan.peak_bytes > query.memory_bytes:
+            least[plan.strategy] = min(plan.peak_bytes, least.get(plan.strategy, plan.peak_bytes))
+        elif known is None or plan.seconds_per_iteration < known.seconds_per_iteration:
+            best[plan.strategy] = plan
+    refused = [_beyond_memory(name, size, query) for name, size in least.items() if name not in best]
+    if not best:
+        name = min(least, key=least.__getitem__)
+        raise _no_plan(least[name], name, query, (*possible.rejected, *refused))
+    plans = sorted(best.values(), key=lambda plan: (plan.seconds_per_iteration, plan.devices, plan.strategy))
+    return Ranking(plans=mark_within_error(plans), rejected=(*possible.rejected, *refused))
+
+
+def _no_plan(least_bytes: float, name: str, query: PlanQuery, rejected: tuple[Rejection, ...]) -> NoPlan:
+    wanted, allowed = distinct_sizes(least_bytes, query.memory_bytes)
+    return NoPlan(
+        f"no strategy fits: each needs more than {allowed} a device, the least {wanted} ({name}); give more devices, "
+        "more memory or a smaller batch",
+        rejected,
     )
+
+
+def _beyond_memory(name: str, least_bytes: float, query: PlanQuery) -> Rejection:
+    wanted, allowed = distinct_sizes(least_bytes, query.memory_bytes)
+    return Rejection(strategy=name, reason="memory: the least that a device would need", value=wanted, allowed=allowed)

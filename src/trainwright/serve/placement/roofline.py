@@ -17,7 +17,6 @@ from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.library.networks import build_network
 from trainwright.errors import EnsembleError, ProfileError
 from trainwright.model.layer import Block, Layer, stages_of
-from trainwright.model.measure.roofline import predict_seconds
 from trainwright.model.profile import Profile
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, TimeTables
 
@@ -82,7 +81,7 @@ def _batch_seconds(profile: Profile, batch: int, cluster: Cluster) -> float:
         moved = weights + int((layer.forward_bytes - weights) * share)
         layers.append(replace(layer, forward_flops=layer.forward_flops * share, forward_bytes=moved))
     scaled = replace(profile, batch=batch, blocks=(Block(name="all", layers=tuple(layers)),))
-    found = math.fsum(layer.forward_seconds or 0.0 for layer in predict_seconds(scaled, device).layers)
+    found = math.fsum(layer.forward_seconds or 0.0 for layer in scaled.on(device).layers)
     if device.host_bandwidth:
         found += profile.input_bytes * share / device.host_bandwidth
     return max(found, 1e-9)
