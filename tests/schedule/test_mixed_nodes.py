@@ -123,8 +123,6 @@ def test_described_in_a_file_and_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=sentence):
             tw.Cluster(2, 4, **wrong)
-    with pytest.raises(InputError, match=r"oracle: the nodes of .* differ in speed or size; allowed: equal nodes"):
-        tw.Oracle(cluster)
     with pytest.raises(InputError, match=r"Local.speeds: got {'cpu:1': 0}; allowed: speeds > 0 by patterns"):
         tw.Local(workers=2, speeds={"cpu:1": 0})
 

@@ -1,6 +1,7 @@
 """`trainwright plan MODEL`: parallel strategies with speed, memory and limits; `plan calibrate` measures a machine."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -178,6 +179,7 @@ def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | Non
         {
             "strategy": plan.strategy + " =" * plan.within_error_of_best + " *" * bool(plan.refusal),
             "divided": _describe_division(plan),
+            **({"nodes": _shorten_list(plan.nodes)} if plan.nodes else {}),
             "micro": plan.micro_batch,
             "s/iteration": _shorten(plan.seconds_per_iteration),
             "90 %": " - ".join(map(_shorten, plan.interval)),
@@ -196,6 +198,8 @@ def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | Non
     if len(ranking) > top:
         print(f"{len(ranking) - top} more strategies are slower; --top shows them")
     print(f"\n{_show_winner(ranking)}")
+    for nodes, bound in dict.fromkeys((plan.nodes, plan.bound_by) for plan in ranking[:top] if plan.nodes):
+        print(f"  nodes {_shorten_list(nodes)}: each counts as one with {bound}")
     for plan in ranking[:top]:
         for each in plan.bottlenecks[:2]:
             print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
@@ -238,6 +242,17 @@ def _describe_division(plan: Forecast) -> str:
     parts += [plan.schedule + (f"x{plan.chunks}" if plan.chunks > 1 else "")] if plan.schedule else []
     parts += [f"{plan.recompute} recompute"] if plan.recompute != "none" else []
     return " ".join(parts) or "-"
+
+
+def _shorten_list(numbers: Sequence[int]) -> str:
+    """Return rising numbers such as "0-3,6"."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
 
 
 def _shorten(seconds: float) -> str:

@@ -26,8 +26,8 @@ class Cluster(Settings):
     """`nodes` nodes with `devices_per_node` devices each; rank = node * devices_per_node + place in the node.
 
     Nodes that differ are listed: `node_devices` has the devices of each, `devices_per_node` being the most, and
-    `node_speeds` how fast these are, relative to `device`. Schedulers and simulations use both; plans are made for
-    equal nodes.
+    `node_speeds` how fast these are, relative to `device`. Schedulers and simulations use both; the oracle, which knows
+    their memory and links too, plans for those of them that go together best.
 
     `tiers` are the levels of the network, the smallest first: the first joins the devices of a node (if a node has
     more than one), each next one whole groups of the one before, the last all devices. A cluster without tiers or
@@ -54,6 +54,14 @@ class Cluster(Settings):
         default=(), kw_only=True
     )
     """Speed of each node's devices, relative to `device`; () where all are as fast."""
+    node_memory_bytes: Annotated[tuple[int, ...], each(integer(minimum=1), words="a list of whole numbers >= 1")] = (
+        field(default=(), kw_only=True)
+    )
+    """Memory of each node's devices; () where all have that of `device`."""
+    node_links: Annotated[tuple[float, ...], each(number(above=0), words="a list of numbers > 0")] = field(
+        default=(), kw_only=True
+    )
+    """Bandwidth of each node's links to others, relative to that of the tiers; () where all are as fast."""
     overhead_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
     """Framework seconds of an iteration that no layer explains."""
     exchange_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
@@ -91,7 +99,7 @@ class Cluster(Settings):
                 check(seconds, number(minimum=0), where)
         for name, error in self.errors.items():
             check(error, number(minimum=0), f"Cluster.errors.{name}")
-        for name in ("node_devices", "node_speeds"):
+        for name in ("node_devices", "node_speeds", "node_memory_bytes", "node_links"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # lists of a file; frozen and hashable
             if getattr(self, name) and len(getattr(self, name)) != self.nodes:
                 _raise_refusal(f"Cluster.{name}", list(getattr(self, name)), f"one for each of the {self.nodes} nodes")

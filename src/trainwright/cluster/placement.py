@@ -6,8 +6,14 @@ degrees before it, its stride. Rank r is on node r // devices_per_node, and in g
 Contention: every group is a ring in the order of its ranks. All rings are laid on the topology: a node's uplinks, then
 the uplinks of each switch level. A flow that leaves a node, or a level's group of nodes, loads the links that join it
 to the level above: in each direction `links_per_node` for each node below, divided by the oversubscription above.
+
+Nodes that differ: the ranks of a job go in step, so that each counts as the slowest and smallest of them.
 """
 
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +23,7 @@ from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.network import NetworkLevel
 from trainwright.errors import InputError
 
-__all__ = ["contention", "group_tier", "groups"]
+__all__ = ["EqualPart", "contention", "equal_parts", "group_tier", "groups"]
 
 _Boundaries = tuple[tuple[int, float], ...]
 
@@ -115,3 +121,79 @@ def _highest_load(boundaries: _Boundaries, rings: NDArray[np.int64]) -> float:
         load = max(np.bincount(source[crossing]).max(), np.bincount(target[crossing]).max())
         highest = max(highest, float(load) / links)
     return highest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EqualPart:
+    """Some nodes of a cluster, each as good as the worst of them."""
+
+    cluster: Cluster
+    """As many equal nodes; of one with twice the devices of others there may be two."""
+    bound_by: str
+    """What of the cluster's nodes differs, and which node of these has the least of it."""
+    slots: tuple[int, ...]
+    """The node of the cluster that each node is on, or is a part of."""
+
+    def nodes(self, devices: int) -> tuple[int, ...]:
+        """Return the nodes of the first devices."""
+        return tuple(sorted(set(self.slots[: -(-devices // self.cluster.devices_per_node)])))
+
+
+def equal_parts(cluster: Cluster) -> list[EqualPart]:
+    """Return the sets of nodes of a cluster of different ones from which a job may choose, the largest first; else [].
+
+    For each number of devices, speed, memory and bandwidth that some node has: all nodes that have as much.
+    """
+    sizes, speeds = zip(*cluster.node_shapes, strict=True)
+    memory = cluster.node_memory_bytes or (cluster.device.memory_bytes,) * cluster.nodes
+    links = cluster.node_links or (1.0,) * cluster.nodes
+    kinds = list(zip(sizes, speeds, memory, links, strict=True))
+    if len(set(kinds)) == 1:
+        return []
+    found: dict[tuple[int, tuple[int, ...]], None] = {}
+    # Devices of a node may be halved, so that nodes of 8 and of 4 work together as nodes of 4.
+    for least in itertools.product({*sizes, math.gcd(*sizes)}, set(speeds), set(memory), set(links)):
+        nodes = tuple(n for n, kind in enumerate(kinds) if all(a >= b for a, b in zip(kind, least, strict=True)))
+        found |= {(least[0], nodes): None} if nodes else {}
+    parts = [_equal_part(cluster, kinds, size, nodes) for size, nodes in found]
+    return sorted(parts, key=lambda part: -part.cluster.devices)
+
+
+def _equal_part(cluster: Cluster, kinds: Sequence[tuple[float, ...]], size: int, nodes: Sequence[int]) -> EqualPart:
+    slots = tuple(node for node in nodes for _ in range(int(kinds[node][0]) // size))
+    worst = [min(nodes, key=lambda node: kinds[node][column]) for column in range(4)]
+    speed, memory, link = (kinds[node][column] for column, node in enumerate(worst) if column)
+    device = cluster.device
+    slower = {name: speed * flops for name, flops in device.flops.items()}
+    # A part of a node has as large a part of its links; racks are not what they were, so the last level joins all.
+    share = size / cluster.devices_per_node
+    inside = [replace(tier, devices=size) for tier in cluster.tiers if tier.devices <= cluster.devices_per_node][-1:]
+    outside = [
+        replace(
+            tier,
+            devices=len(slots) * size,
+            bandwidth=tier.bandwidth * link * min(1.0, share * tier.links_per_node),
+            links_per_node=max(1, math.floor(share * tier.links_per_node)),
+        )
+        for tier in cluster.tiers[-1:]
+        if tier.devices > cluster.devices_per_node
+    ]
+    words = (f"{size} devices a node", f"{speed:g} of the speed", f"{memory / 1e9:.4g} GB", f"{link:g} of the links")
+    said = [f"{word} (node {worst[n]})" for n, word in enumerate(words) if len({kind[n] for kind in kinds}) > 1]
+    return EqualPart(
+        cluster=replace(
+            cluster,
+            nodes=len(slots),
+            devices_per_node=size,
+            device=replace(
+                device, flops=slower, memory_bandwidth=speed * device.memory_bandwidth, memory_bytes=int(memory)
+            ),
+            tiers=(*(inside if size > 1 else ()), *(outside if len(slots) > 1 else ())),
+            node_devices=(),
+            node_speeds=(),
+            node_memory_bytes=(),
+            node_links=(),
+        ),
+        bound_by=", ".join(said),
+        slots=slots,
+    )

@@ -98,6 +98,10 @@ class Forecast(Layout):
     """Why the figures may err by more than the interval says, in a sentence; "" if nothing is known."""
     model_refusal: str = ""
     """Why training does not set this model up so, where its profile tells; "" if nothing is known."""
+    nodes: tuple[int, ...] = ()
+    """The nodes of a cluster of different ones that are meant; () where all are equal."""
+    bound_by: str = ""
+    """What these have least of, and which of them: all others wait for it, or leave as much unused."""
     collectives: tuple[Collective, ...] = ()
     bottlenecks: tuple[Bottleneck, ...] = ()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from trainwright.cluster import Cluster
+from trainwright.cluster.placement import EqualPart, equal_parts
 from trainwright.errors import InputError
 from trainwright.plan.byte_sizes import distinct_sizes
 from trainwright.plan.fit.fit_runs import fit_runs
@@ -46,14 +47,6 @@ class Oracle(Settings, error=InputError):
     cluster: Cluster
     expert_imbalance: Annotated[float, number(minimum=1)] = 1.0
     formulas: Annotated[str, one_of("", "paradl")] = ""
-
-    def check_together(self) -> None:
-        """Refuse nodes that differ: a plan divides a model among equal ones."""
-        if len(set(self.cluster.node_shapes)) > 1:
-            raise InputError(
-                f"oracle: the nodes of {self.cluster.name!r} differ in speed or size; allowed: equal nodes; describe "
-                "those that shall train the model as a cluster of their own: a gang is as fast as its slowest member"
-            )
 
     def rank(
         self,
@@ -99,6 +92,42 @@ class Oracle(Settings, error=InputError):
             input=input,
             saving=saving,
         )
+        parts = equal_parts(self.cluster)
+        ranking = self._rank_parts(parts, profile, query) if parts else self._rank_equal(profile, query)
+        if dry_run is None:
+            return ranking
+        plans = tuple(replace(plan, model_refusal=plan.refusal or dry_run(plan)) for plan in ranking)
+        return replace(ranking, plans=plans)
+
+    def _rank_parts(self, parts: Sequence[EqualPart], profile: Profiles, query: PlanQuery) -> Ranking:
+        """Return the best plan of every strategy over the choices of nodes that differ."""
+        best: dict[str, Forecast] = {}
+        rejected: dict[str, Rejection] = {}
+        failure: InputError | None = None
+        for part in parts:
+            oracle = replace(self, cluster=part.cluster)
+            try:
+                smaller = replace(query, cluster=part.cluster, devices=min(query.devices, part.cluster.devices))
+                ranking = oracle._rank_equal(profile, smaller)  # noqa: SLF001 -- of this class
+            except InputError as error:  # this part is too small
+                failure = failure or error
+                continue
+            rejected = {each.strategy: each for each in ranking.rejected} | rejected
+            for plan in ranking:
+                placed = _place(plan, part)
+                known = best.get(plan.strategy)
+                if known is None or _goal_value(placed, query.goal) < _goal_value(known, query.goal):
+                    best[plan.strategy] = placed
+        if not best:
+            assert failure is not None  # noqa: S101 -- each part has plans, or none for a reason
+            raise failure
+        plans = sorted(best.values(), key=lambda plan: (_goal_value(plan, query.goal), plan.devices, plan.strategy))
+        return Ranking(
+            plans=mark_within_error([replace(plan, within_error_of_best=False) for plan in plans]),
+            rejected=tuple(each for name, each in rejected.items() if name not in best),
+        )
+
+    def _rank_equal(self, profile: Profiles, query: PlanQuery) -> Ranking:
         arrays = self._arrays(profile, query)
         possible = shapes(arrays, query)
         # The chain is cut into at most so many parts: stages times chunks.
@@ -125,11 +154,8 @@ class Oracle(Settings, error=InputError):
             least = min(found, key=lambda each: each.least_bytes)
             raise _no_plan(least.least_bytes, _name(least), query, rejected)
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
-        ranked = mark_within_error([plan for _, plan in plans])
-        if dry_run is not None:
-            ranked = tuple(replace(plan, model_refusal=plan.refusal or dry_run(plan)) for plan in ranked)
         return Ranking(
-            plans=ranked,
+            plans=mark_within_error([plan for _, plan in plans]),
             rejected=rejected,
             priced=sum(one.priced for one in found),
         )
@@ -210,7 +236,19 @@ class Oracle(Settings, error=InputError):
         input: Input | None = None,  # noqa: A002 (the option's word)
         saving: Saving | None = None,
     ) -> Forecast:
-        """Return what a layout comes to. Raises `InputError` as `estimate` does."""
+        """Return what a layout comes to, of nodes that differ on those where it fits and is fastest.
+
+        Raises `InputError` as `estimate` does.
+        """
+        enough = [part for part in equal_parts(self.cluster) if part.cluster.devices >= layout.devices]
+        if enough:
+            choices: dict[str, Any] = {"optimizer": optimizer, "ring": ring, "input": input, "saving": saving}
+            plans: list[tuple[float, float, int, Forecast]] = []
+            for part in enough:
+                plan = replace(self, cluster=part.cluster).forecast(profile, layout, **choices)
+                beyond = max(0, plan.peak_bytes - (part.cluster.device.memory_bytes or plan.peak_bytes))
+                plans.append((beyond, plan.seconds_per_iteration, len(plans), _place(plan, part)))
+            return min(plans)[-1]
         query = PlanQuery(
             cluster=self.cluster,
             batch=layout.batch,
@@ -238,6 +276,17 @@ class Oracle(Settings, error=InputError):
 
     def _arrays(self, profile: Profiles, query: PlanQuery, *, ring: bool = False) -> ModelArrays:
         return ModelArrays(profile_in(profile, query.precision), query.plan_precision, ring, self.expert_imbalance)
+
+
+def _place(plan: Forecast, part: EqualPart) -> Forecast:
+    return replace(plan, nodes=part.nodes(plan.devices), bound_by=part.bound_by)
+
+
+def _goal_value(plan: Forecast, goal: str) -> float:
+    """Return what `goal` makes of a plan, as the search has it: lower is better."""
+    seconds = plan.seconds_per_iteration
+    values = {"device-hours": seconds * plan.devices, "memory": float(plan.peak_bytes)}
+    return plan.seconds_to_solution(plan.batch) if goal == "time-to-solution" else values.get(goal, seconds)
 
 
 def _name(found: FamilyBest) -> str:

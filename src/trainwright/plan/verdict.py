@@ -52,7 +52,7 @@ def judge(
     Repairs are tried in this order: selective recomputation, full, smaller micro-batches with accumulation, dividing
     state over the devices (zero1, zero2, fsdp), and these with recomputation; then more devices are named.
     """
-    known = max_memory_bytes or oracle.cluster.device.memory_bytes
+    known = max_memory_bytes or min(oracle.cluster.node_memory_bytes, default=oracle.cluster.device.memory_bytes)
     if not known:
         raise InputError(f"verdict: cluster {oracle.cluster.name!r} has no device.memory_bytes; give max_memory_bytes")
     if batch % devices:

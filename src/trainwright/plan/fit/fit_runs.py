@@ -16,6 +16,7 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.cluster.device import MOST_EFFICIENT
+from trainwright.cluster.placement import equal_parts
 from trainwright.errors import InputError
 from trainwright.plan.fit.measured_run import MeasuredRun, RunPredictor
 from trainwright.plan.parallel.mesh import Floats
@@ -130,8 +131,12 @@ class RunFit:
 def fit_runs(cluster: Cluster, runs: Sequence[MeasuredRun]) -> RunFit:
     """Return the constants for which the cost model comes closest to the runs' seconds.
 
-    Raises `InputError` without runs, and for seconds that are not above 0.
+    Raises `InputError` without runs, for seconds that are not above 0, and for nodes that differ.
     """
+    if equal_parts(cluster):
+        raise InputError(
+            f"fit: the nodes of {cluster.name!r} differ; allowed: equal nodes; fit each kind of node alone"
+        )
     return fit_clusters([(cluster, runs)])[0]
 
 
