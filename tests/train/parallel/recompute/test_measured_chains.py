@@ -1,5 +1,8 @@
 """No model that is measured makes a chain that is refused, and the same fit is not refused now and then."""
 
+import os
+import resource
+import sys
 import time
 
 import pytest
@@ -11,7 +14,8 @@ from torch import nn
 from trainwright import memory
 from trainwright.errors import BudgetExceeded
 from trainwright.memory import load_chain
-from trainwright.train.parallel.recompute import fitting, measured_stage
+from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.train.parallel.recompute import fitting, measured_stage, sample_step
 from trainwright.train.parallel.recompute.sample_step import Stopwatch
 
 
@@ -53,6 +57,22 @@ def test_every_model_makes_a_chain(*, outputs, layers, width, rows, tied, loss, 
     model = Several(outputs, layers, width, tied)
     chain = load_chain(model, torch.randn(rows, width), loss=losses[loss], accumulate=accumulate)
     assert memory.Chain.from_json(chain.to_json()) == chain
+
+
+class Skipping(nn.Module):
+    """What its first layer makes is read again behind its blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 2048)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(8))
+
+    def forward(self, x):
+        first = self.first(x)
+        x = first[:, :64] * 2
+        for block in self.blocks:
+            x = block(x)
+        return x * first.sin().sum(1, keepdim=True)
 
 
 def net():
@@ -97,6 +117,46 @@ def test_a_stopwatch_counts_what_the_thread_waits_for_but_a_processor():
     watch = Stopwatch(())
     time.sleep(0.05)
     assert 0.045 <= watch.read() < 1
+
+
+def test_a_stopwatch_never_reads_less_than_the_thread_has_worked(monkeypatch):
+    """The system may count a wait that was over before: a block that seems to take nothing would always run again."""
+    waits = iter([0.0, 99.0])
+    monkeypatch.setattr(sample_step, "_waited_seconds", lambda: next(waits))
+    watch, began = Stopwatch(()), time.thread_time()
+    while time.thread_time() < began + 0.01:
+        pass
+    assert 0.01 <= watch.read() < 1
+
+
+@pytest.mark.parametrize("second", [-1, 1])
+def test_what_a_step_leaves_over_makes_a_faster_plan_if_that_keeps_to_the_budget(monkeypatch, second):
+    model, sample = Skipping(), torch.randn(256, 64)
+    chain = load_chain(model, sample)
+    budget = (full_bytes(chain) + minimal_bytes(chain)) // 2
+    by_forecast = memory.plan(chain, budget=budget)
+    over = chain.fixed["between stages"]
+    peaks = iter([by_forecast.peak_bytes - over, budget + second])
+    monkeypatch.setattr(fitting, "tracked_peak", lambda *_, **__: next(peaks))
+    monkeypatch.setattr(fitting, "measure_chain", lambda *_, **__: chain)
+    plan = memory.fit(model, sample, budget=budget).plan
+    assert (plan.seconds < by_forecast.seconds) == (second < 0)
+    assert plan.peak_bytes <= budget
+    assert plan.budget_bytes == budget
+
+
+@pytest.mark.skipif(sys.platform != "linux" or "MALLOC_TRIM_THRESHOLD_" in os.environ, reason="glibc's default malloc")
+def test_a_planned_step_gets_its_pages_once():
+    """The heap keeps what a step frees: otherwise the system zeroes all of it again in every step."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(6)))
+    sample = torch.randn(4096, 64)
+    planned = memory.fit(model, sample, budget=0.6)
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        planned(sample).sum().backward()
+        model.zero_grad()
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert faults * resource.getpagesize() < 0.1 * planned.plan.peak_bytes
 
 
 def test_equal_blocks_are_measured_once_and_timed_twice(monkeypatch):

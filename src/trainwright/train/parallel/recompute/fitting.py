@@ -1,5 +1,6 @@
 """Fitting a model into a budget: its chain, a plan, the module that follows it, and one checked step."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,12 +17,14 @@ from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.gathered import fixed_bytes, parameters_gathered
 from trainwright.train.parallel.recompute.measure import measure_chain
-from trainwright.train.parallel.recompute.program import place_acts, remade_operations
+from trainwright.train.parallel.recompute.program import FORWARDS, place_acts, remade_operations
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
 __all__ = ["apply", "fit"]
 
 _TRIES = 10
+_WORTH = 0.995
+"""Of the seconds of a plan that keeps to the budget: another is tried if it takes less than that share."""
 Loss = Callable[[Any], torch.Tensor]
 
 
@@ -69,17 +72,32 @@ def fit(
     elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
     # What a search gains is a share of a step: two searches are not to outlast one.
     settings.setdefault("search_seconds", chain.plain_seconds / 2)
+    found: Any = None
     for _ in range(_TRIES):
         try:
             plan = plan_chain(chain, budget=tried_bytes, **settings)
         except InfeasibleBudget as error:
+            if found is not None:
+                return found  # type: ignore[no-any-return]  # a module, with its plan
             # What a refusal names as the least has to be enough: a step says whether it is.
             tried_bytes = error.minimal_bytes
             plan = plan_chain(chain, budget=tried_bytes, **settings)
+        if found is not None and plan.simulation.seconds > _WORTH * found.plan.simulation.seconds:
+            return found  # type: ignore[no-any-return]  # as above
         module = apply(model, plan)
-        peak = agree(tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1)) + elsewhere
+        peak = agree(tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1))
+        peak += elsewhere + _random_state_bytes(plan)
         if peak <= budget_bytes:
-            return module
+            # What lies between the stages is not all there at the peak: what it has left over may make a faster plan.
+            between = chain.fixed.get("between stages", 0)
+            spare = min(plan.peak_bytes - peak, between)
+            if found is not None or spare <= 0:
+                return module
+            found, tried_bytes = module, budget_bytes
+            chain = replace(chain, fixed={**chain.fixed, "between stages": between - spare})
+            continue
+        if found is not None:
+            return found  # type: ignore[no-any-return]  # as above
         if peak <= tried_bytes:
             raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")))
         # Together the stages took more than was measured of each: plan again with that much in reserve.
@@ -89,3 +107,10 @@ def fit(
         f"budget: got {format_bytes(budget_bytes)}, and a step took {format_bytes(peak)} though its plan was within "
         "it; allowed: a budget with room for what stages take that was not measured; raise it"
     )
+
+
+def _random_state_bytes(plan: Plan) -> int:
+    """Return what is kept of random generators for the stages that run again, which no tracker of tensors sees."""
+    runs = Counter(operation.stage for operation in plan.operations if operation.kind in FORWARDS)
+    again = sum(times > 1 for times in runs.values())
+    return min(again * torch.get_rng_state().nbytes, plan.chain.fixed.get("random states", 0))

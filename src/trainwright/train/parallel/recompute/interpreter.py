@@ -43,6 +43,7 @@ from trainwright.train.parallel.recompute.run_context import (
     RunContext,
     drawing_again,
     drawn_from,
+    keep_freed_pages,
     read_generators,
 )
 from trainwright.train.parallel.recompute.stage_calls import StageSite, stage_calls, stage_sites
@@ -108,6 +109,8 @@ class PlanInterpreter:
         """Run a model's forward."""
         tensors = tensors_of((args, kwargs))
         device = next((each.device for each in chain(model.parameters(), tensors)), torch.device("cpu"))
+        if device.type == "cpu":
+            keep_freed_pages()
         step = StepStore(
             self._parts_of(model),
             Autocast.now(),

@@ -22,6 +22,7 @@ from trainwright.errors import UnsupportedModel
 from trainwright.model.chain import Chain, Option, Stage, with_least_peaks
 from trainwright.model.trace.step import as_call
 from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes, state_bytes
+from trainwright.train.parallel.recompute.run_context import keep_freed_pages
 from trainwright.train.parallel.recompute.sample_step import accepted_sample, restored_after, tracked_peak
 from trainwright.train.parallel.recompute.selective_options import SelectiveOption
 from trainwright.train.parallel.recompute.skeleton_step import SkeletonStep, StagesChangedError
@@ -53,6 +54,8 @@ def measure_chain(
     """
     check_trains(model)
     granule = granule_of(model)
+    if granule < CUDA_GRANULE:
+        keep_freed_pages()  # as in the steps that are planned
     fixed = {
         "parameters": total_bytes(model.parameters(), granule),
         # Twice: reruns need the values that a step began with.
@@ -89,7 +92,7 @@ def measure_chain(
     counted_stages = _stages_of(step, between, accumulate=accumulate, offload=offload)
     # The states of generators, for reruns.
     states = step.draws * (-(-torch.get_rng_state().nbytes // granule) * granule) if granule < CUDA_GRANULE else 0
-    fixed |= {"between stages": between, "executor": 4 * granule + states}
+    fixed |= {"between stages": between, "executor": 4 * granule, "random states": states}
     return Chain(
         stages=tuple(counted_stages[:-1]),
         loss=counted_stages[-1],

@@ -120,14 +120,15 @@ class Stopwatch:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._device = next((each.device for each in tensors if each.is_cuda), None)
         self._synchronise()
-        self._waited = _waited_seconds()
+        self._waited, self._worked = _waited_seconds(), time.thread_time()
         self._started = time.perf_counter()
 
     def read(self) -> float:
         """Return the seconds since it was made, with the work that is queued on the device."""
         self._synchronise()
         seconds = time.perf_counter() - self._started
-        return max(0.0, seconds - (_waited_seconds() - self._waited))
+        # On a busy machine the system may count a wait that had begun before: what the thread has worked is the least.
+        return max(time.thread_time() - self._worked, seconds - (_waited_seconds() - self._waited))
 
     def _synchronise(self) -> None:
         if self._device is not None:

@@ -30,7 +30,7 @@ _SMALL = 1 / 64
 """Of what a block saves: a smaller result is not worth its slot."""
 _STATE_BYTES = 5120
 """Of a generator of numbers."""
-SLOT_SECONDS, _WATCHED_SECONDS, _REMADE_SECONDS, _STAGE_SECONDS = 5e-6, 1.5e-5, 4e-5, 1e-4
+SLOT_SECONDS, _WATCHED_SECONDS, _REMADE_SECONDS, _STAGE_SECONDS = 1e-5, 2e-5, 6e-5, 2e-4
 """Of Python, between operations of a size that evicts its code from the caches: for each tensor that autograd saves,
 each time; for each operation that a tape sees, views among them; for one that is done again; and for the stage."""
 
