@@ -152,4 +152,4 @@ def _score(source: Source, cluster: Cluster, fitted: Sequence[Source], *, at_bou
 
 
 def _forecast(cluster: Cluster, run: MeasuredRun) -> Forecast:
-    return Oracle(cluster).forecast(run.profile, run.layout, optimizer=run.optimizer, ring=run.ring)
+    return Oracle(cluster).forecast(run.profile, run.layout, optimizer=run.optimizer, context_by=run.context_by)

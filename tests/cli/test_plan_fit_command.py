@@ -23,7 +23,7 @@ def rows_of(layers, slower):
     rows = []
     for tensor, data, pipeline in WAYS:
         degrees = Degrees(tensor=tensor, data=data, pipeline=pipeline)
-        forecast = oracle.estimate(profile, batch=32, degrees=degrees, micro=4, precision="amp-bf16", ring=True)
+        forecast = oracle.estimate(profile, batch=32, degrees=degrees, micro=4, precision="amp-bf16", context_by="ring")
         common = {"tensor": tensor, "data": data, "pipeline": pipeline, "batch": 32, "micro": 4}
         seconds = slower * forecast.seconds_per_iteration
         rows.append({"model": f"gpt-{layers}", **shape, **common, "precision": "amp-bf16", "seconds": seconds})

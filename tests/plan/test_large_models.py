@@ -90,8 +90,8 @@ def test_float8_multiplies_faster_and_casts():
 def test_a_ring_divides_head_and_loss_too():
     """Every rank has its part of all positions; keys and values are sent beside attention, twice as often backward."""
     one, gathered, ring = (
-        estimate(batch=1, degrees=Degrees(context=ranks), ring=ring)
-        for ranks, ring in ((1, False), (4, False), (4, True))
+        estimate(batch=1, degrees=Degrees(context=ranks), context_by=ring)
+        for ranks, ring in ((1, ""), (4, ""), (4, "ring"))
     )
     assert ring.activation_bytes == one.activation_bytes / 4 < gathered.activation_bytes
     assert ring.breakdown.compute < gathered.breakdown.compute

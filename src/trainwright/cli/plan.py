@@ -69,6 +69,7 @@ def model(
     strategies: Annotated[str | None, Option(help="Only these and their combinations: data,tensor.")] = None,
     degrees: Annotated[str | None, Option(help="Degrees that are fixed: tensor=8,pipeline=4.")] = None,
     recompute: Annotated[str | None, Option(help="Only none, selective or full recomputation.")] = None,
+    also: Annotated[str, Option(help="Try what other frameworks run, too: ring,ulysses,zero-bubble,offload.")] = "",
     formulas: Annotated[str, Option(help="paradl: as that paper prices plans, without overlap.")] = "",
     goal: Annotated[str, Option(help="time, device-hours, time-to-solution or memory.")] = "time",
     samples: Annotated[
@@ -116,6 +117,7 @@ def model(
             goal=goal,
             degrees=read_degrees(degrees) if degrees is not None else None,
             recompute=recompute,
+            also=also.split(",") if also else (),
             input=read_costs(costs) if costs is not None else None,
             saving=Saving(bytes=checkpoint) if checkpoint is not None else None,
             dry_run=dry_run,
@@ -239,8 +241,10 @@ def _describe_division(plan: Forecast) -> str:
     parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
     parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []
     parts += ["sequence"] if plan.sequence else []
+    parts += [plan.context_by] if plan.context_by else []
     parts += [plan.schedule + (f"x{plan.chunks}" if plan.chunks > 1 else "")] if plan.schedule else []
-    parts += [f"{plan.recompute} recompute"] if plan.recompute != "none" else []
+    again = plan.recompute if plan.recompute == "offload" else f"{plan.recompute} recompute"
+    parts += [again] if plan.recompute != "none" else []
     return " ".join(parts) or "-"
 
 

@@ -107,7 +107,7 @@ def _enlarge(name: str, cluster: Cluster, devices: int) -> Cluster:
 
 
 def _forecast(cluster: Cluster, run: MeasuredRun) -> Forecast:
-    return Oracle(cluster).forecast(run.profile, run.layout, optimizer=run.optimizer, ring=run.ring)
+    return Oracle(cluster).forecast(run.profile, run.layout, optimizer=run.optimizer, context_by=run.context_by)
 
 
 def _list_beyond_memory(cluster: Cluster, runs: Sequence[MeasuredRun], forecasts: Sequence[Forecast]) -> list[str]:

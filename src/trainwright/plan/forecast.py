@@ -98,6 +98,8 @@ class Forecast(Layout):
     """Why the figures may err by more than the interval says, in a sentence; "" if nothing is known."""
     model_refusal: str = ""
     """Why training does not set this model up so, where its profile tells; "" if nothing is known."""
+    context_by: str = ""
+    """How context ranks attend over the whole sequence: "ring", "ulysses", "" by gathering keys and values."""
     nodes: tuple[int, ...] = ()
     """The nodes of a cluster of different ones that are meant; () where all are equal."""
     bound_by: str = ""

@@ -82,15 +82,15 @@ class Layout(Settings, error=InputError):
     sequence: Annotated[bool, flag()] = False
     """Whether the tensor-parallel ranks divide the sequence outside attention and feed-forward."""
     recompute: Annotated[str, one_of(*RECOMPUTE)] = "none"
-    """"none"; "selective": attention is run again in the backward pass; "full": whole blocks;
-    "operators": all of them but attention and every second product."""
+    """"none"; "selective": attention is run again in the backward pass; "full": whole blocks; "operators": all of them
+    but attention and every second product; "offload": nothing is, what blocks save waits in the host's memory."""
     recomputed: tuple[str, ...] = ()
     """Paths of the modules that a full recomputation runs again; (): those of the model's lists of blocks."""
     memory: Any = None
     """Memory budget of a device ("8 GiB", bytes, a share of what a step takes, or a plan of `tw.memory`), which decides
     what is run again in the place of `recompute`; None: no budget."""
     schedule: Annotated[str, one_of(*SCHEDULES)] = ""
-    """Of a pipeline: "gpipe", "1f1b" or "interleaved"."""
+    """Of a pipeline: "gpipe", "1f1b", "interleaved" or "zero-bubble"."""
     chunks: Annotated[int, integer(minimum=1)] = 1
     """Model chunks of a pipeline stage (interleaved)."""
     stages: tuple[int, ...] = ()

@@ -1,5 +1,6 @@
 """Oracle: which strategy, how fast, how much memory, what limits it, for a model on a cluster."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,7 @@ class Oracle(Settings, error=InputError):
         goal: str = "time",
         degrees: Mapping[str, int] | None = None,
         recompute: str | None = None,
+        also: Sequence[str] = (),
         input: Input | None = None,  # noqa: A002 (the option's word)
         saving: Saving | None = None,
         dry_run: Callable[[Layout], str] | None = None,
@@ -71,6 +73,9 @@ class Oracle(Settings, error=InputError):
         `degrees` fixes some of them ({"tensor": 8}), `recompute` the recomputation ("none", "selective", "full").
         `profile` is one traced in `precision`, or `Traces` of a model, from which that one is taken; a profile of
         another precision is converted, and the plans say in `caveat` what that may cost.
+
+        `also` names what our training does not carry out and the search tries besides: "ring" and "ulysses" (context
+        parallelism of the whole model), "zero-bubble" (pipelines), "offload" (of activations); such plans say so.
 
         `dry_run` says of a layout why training does not set this model up so, as `train.parallel.dry_run.DryRun` does
         for a module; its answer is the plan's `refusal`.
@@ -89,32 +94,40 @@ class Oracle(Settings, error=InputError):
             goal=goal,
             degrees=degrees or {},
             recompute=recompute,
+            also=tuple(also),
             input=input,
             saving=saving,
         )
         parts = equal_parts(self.cluster)
-        ranking = self._rank_parts(parts, profile, query) if parts else self._rank_equal(profile, query)
+        around = tuple(name for name in ("", "ring", "ulysses") if name in {"", *also})
+        if parts or len(around) > 1:
+            ranking = self._rank_choices(parts, around, profile, query)
+        else:
+            ranking = self._rank_equal(profile, query)
         if dry_run is None:
             return ranking
         plans = tuple(replace(plan, model_refusal=plan.refusal or dry_run(plan)) for plan in ranking)
         return replace(ranking, plans=plans)
 
-    def _rank_parts(self, parts: Sequence[EqualPart], profile: Profiles, query: PlanQuery) -> Ranking:
-        """Return the best plan of every strategy over the choices of nodes that differ."""
+    def _rank_choices(
+        self, parts: Sequence[EqualPart], around: Sequence[str], profile: Profiles, query: PlanQuery
+    ) -> Ranking:
+        """Return the best plan of every strategy over the choices of nodes that differ, and of context parallelism."""
         best: dict[str, Forecast] = {}
         rejected: dict[str, Rejection] = {}
         failure: InputError | None = None
-        for part in parts:
-            oracle = replace(self, cluster=part.cluster)
+        for part, name in itertools.product(parts or (None,), around):
+            cluster = part.cluster if part else self.cluster
+            oracle = replace(self, cluster=cluster)
             try:
-                smaller = replace(query, cluster=part.cluster, devices=min(query.devices, part.cluster.devices))
-                ranking = oracle._rank_equal(profile, smaller)  # noqa: SLF001 -- of this class
+                smaller = replace(query, cluster=cluster, devices=min(query.devices, cluster.devices))
+                ranking = oracle._rank_equal(profile, smaller, context_by=name)  # noqa: SLF001 -- of this class
             except InputError as error:  # this part is too small
                 failure = failure or error
                 continue
             rejected = {each.strategy: each for each in ranking.rejected} | rejected
             for plan in ranking:
-                placed = _place(plan, part)
+                placed = _place(plan, part) if part else plan
                 known = best.get(plan.strategy)
                 if known is None or _goal_value(placed, query.goal) < _goal_value(known, query.goal):
                     best[plan.strategy] = placed
@@ -127,8 +140,8 @@ class Oracle(Settings, error=InputError):
             rejected=tuple(each for name, each in rejected.items() if name not in best),
         )
 
-    def _rank_equal(self, profile: Profiles, query: PlanQuery) -> Ranking:
-        arrays = self._arrays(profile, query)
+    def _rank_equal(self, profile: Profiles, query: PlanQuery, *, context_by: str = "") -> Ranking:
+        arrays = self._arrays(profile, query, context_by=context_by)
         possible = shapes(arrays, query)
         # The chain is cut into at most so many parts: stages times chunks.
         parts = min(arrays.parts, query.devices * max(CHUNKS))
@@ -195,7 +208,7 @@ class Oracle(Settings, error=InputError):
         recompute: str = "none",
         schedule: str = "",
         chunks: int = 1,
-        ring: bool = False,
+        context_by: str = "",
         precision: str = "fp32",
         optimizer: str = "adamw",
         input: Input | None = None,  # noqa: A002 (the option's word)
@@ -207,7 +220,8 @@ class Oracle(Settings, error=InputError):
         `schedule` is by default "1f1b" for a pipeline, "interleaved" with chunks. `shard` is by default all data ranks;
         data times context divides state over the context ranks too. `recompute` "operators" keeps of a block the
         outputs of attention and of every second product, as torch's selective checkpointing by operator can. With
-        `ring` context ranks divide embedding, head and loss too, and pass keys and values round: our training does not.
+        `context_by` "ring" or "ulysses" context ranks divide embedding, head and loss too, and pass keys and values
+        round, or exchange heads: our training does not.
 
         Raises `InputError` for degrees beyond the cluster, a model that cannot be divided so, or a batch that does not
         fall into micro-batches.
@@ -224,7 +238,7 @@ class Oracle(Settings, error=InputError):
             chunks=chunks,
             precision=precision,
         )
-        return self.forecast(profile, layout, optimizer=optimizer, ring=ring, input=input, saving=saving)
+        return self.forecast(profile, layout, optimizer=optimizer, context_by=context_by, input=input, saving=saving)
 
     def forecast(
         self,
@@ -232,7 +246,7 @@ class Oracle(Settings, error=InputError):
         layout: Layout,
         *,
         optimizer: str = "adamw",
-        ring: bool = False,
+        context_by: str = "",
         input: Input | None = None,  # noqa: A002 (the option's word)
         saving: Saving | None = None,
     ) -> Forecast:
@@ -242,7 +256,12 @@ class Oracle(Settings, error=InputError):
         """
         enough = [part for part in equal_parts(self.cluster) if part.cluster.devices >= layout.devices]
         if enough:
-            choices: dict[str, Any] = {"optimizer": optimizer, "ring": ring, "input": input, "saving": saving}
+            choices: dict[str, Any] = {
+                "optimizer": optimizer,
+                "context_by": context_by,
+                "input": input,
+                "saving": saving,
+            }
             plans: list[tuple[float, float, int, Forecast]] = []
             for part in enough:
                 plan = replace(self, cluster=part.cluster).forecast(profile, layout, **choices)
@@ -258,7 +277,7 @@ class Oracle(Settings, error=InputError):
             input=input,
             saving=saving,
         )
-        arrays = self._arrays(profile, query, ring=ring)
+        arrays = self._arrays(profile, query, context_by=context_by)
         mesh = mesh_of_layout(arrays, layout)
         parts = layout.degrees.pipeline * layout.chunks
         pricer = Pricer(arrays, self.cluster, query.plan_optimizer, most_parts=parts)
@@ -274,8 +293,10 @@ class Oracle(Settings, error=InputError):
         """
         return replace(self, cluster=fit_runs(self.cluster, runs).cluster)
 
-    def _arrays(self, profile: Profiles, query: PlanQuery, *, ring: bool = False) -> ModelArrays:
-        return ModelArrays(profile_in(profile, query.precision), query.plan_precision, ring, self.expert_imbalance)
+    def _arrays(self, profile: Profiles, query: PlanQuery, *, context_by: str = "") -> ModelArrays:
+        return ModelArrays(
+            profile_in(profile, query.precision), query.plan_precision, context_by, self.expert_imbalance
+        )
 
 
 def _place(plan: Forecast, part: EqualPart) -> Forecast:

@@ -18,9 +18,11 @@ from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.settings import Settings
 from trainwright.validators import check, integer, number, one_of, optional
 
-__all__ = ["FAMILIES", "GOALS", "Input", "PlanQuery", "Saving", "best_interval", "inflation"]
+__all__ = ["ALSO", "FAMILIES", "GOALS", "Input", "PlanQuery", "Saving", "best_interval", "inflation"]
 
 _HOUR = 3600.0
+ALSO = ("ring", "ulysses", "zero-bubble", "offload")
+"""What our training does not carry out, and a search tries if it is asked to."""
 GOALS = ("time", "device-hours", "time-to-solution", "memory")
 FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(axis.name for axis in AXES if axis.name != "data"))
 """What a strategy's name is made of, joined by "+"."""
@@ -93,8 +95,10 @@ class PlanQuery(Settings, error=InputError, label=""):
     goal: Annotated[str, one_of(*GOALS)] = "time"
     degrees: Mapping[str, int] = field(default_factory=dict)
     """Degrees that are fixed, by axis."""
-    recompute: Annotated[str | None, optional(one_of(*RECOMPUTE[:3]))] = None
+    recompute: Annotated[str | None, optional(one_of(*RECOMPUTE[:3], "offload"))] = None
     """The only recomputation that is tried; None: all that mean something for the model."""
+    also: tuple[str, ...] = ()
+    """Of `ALSO`: what a search tries besides."""
     input: Input | None = None
     saving: Saving | None = None
     allowed: frozenset[str] = field(init=False)
@@ -110,6 +114,12 @@ class PlanQuery(Settings, error=InputError, label=""):
             raise InputError(
                 f"micro: got {self.micro} for a batch of {self.batch}; allowed: a divisor of it, nearest "
                 f"{_nearest(self.batch, self.micro)}"
+            )
+        for name in self.also:
+            check(name, one_of(*ALSO), "also")
+        if "offload" in {*self.also, self.recompute} and not self.cluster.device.host_bandwidth:
+            raise InputError(
+                f"offload: cluster {self.cluster.name!r} has no device.host_bandwidth; allowed: bytes a second there"
             )
         for name, degree in self.degrees.items():
             check(name, one_of(*(axis.name for axis in AXES)), "degrees")

@@ -71,6 +71,10 @@ def refusal_of(layout: "Layout") -> str:
             layout.compile and name != "data",
             f"compile={layout.compile!r} beside {beside}; allowed: on one device, and with data parallelism (ZeRO too)",
         ),
+        (
+            layout.schedule == "zero-bubble",
+            "zero-bubble schedules, for which a backward pass is split; allowed: gpipe, 1f1b, interleaved",
+        ),
         (layout.recompute not in AGAIN, f"recompute={layout.recompute!r}; allowed: {', '.join(AGAIN)}"),
         (
             layout.precision not in AUTOCAST,

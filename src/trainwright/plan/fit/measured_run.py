@@ -26,7 +26,7 @@ class MeasuredRun:
     layout: Layout
     seconds: float
     optimizer: str = "adamw"
-    ring: bool = False
+    context_by: str = ""
     """Whether context ranks pass keys and values round and divide the whole model, as other frameworks' do."""
     model: str = ""
     """A name, by which runs are left out together; by default the profile's."""
@@ -76,14 +76,14 @@ def _group_runs(runs: Sequence[MeasuredRun]) -> Iterator[_Group]:
     places: dict[tuple[object, ...], list[int]] = {}
     for place, run in enumerate(runs):
         layout = run.layout
-        key = (id(run.profile), layout.precision, run.optimizer, run.ring)
+        key = (id(run.profile), layout.precision, run.optimizer, run.context_by)
         places.setdefault(key, []).append(place)
     arrays: dict[tuple[object, ...], ModelArrays] = {}
     for rows in places.values():
         first = runs[rows[0]]
-        one: tuple[object, ...] = (id(first.profile), first.layout.precision, first.ring)
+        one: tuple[object, ...] = (id(first.profile), first.layout.precision, first.context_by)
         if one not in arrays:
-            arrays[one] = ModelArrays(first.profile, precision_of(first.layout.precision), first.ring)
+            arrays[one] = ModelArrays(first.profile, precision_of(first.layout.precision), first.context_by)
         mesh = Mesh.join([mesh_of_layout(arrays[one], runs[row].layout) for row in rows])
         parts = int((mesh.axis("pipeline") * mesh.chunks).max())
         yield _Group(rows, arrays[one], mesh, first.optimizer, parts)

@@ -114,7 +114,7 @@ def _read_run(values: Mapping[str, Any], folder: Path, known: dict[object, Profi
         layout=layout,
         seconds=values.get("seconds", 0.0),
         optimizer=values.get("optimizer", "adamw"),
-        ring=True,
+        context_by="ring",
         model=values.get("model", profile.name),
         peak_bytes=int(values.get("peak_bytes", 0)),
         where=where,

@@ -72,6 +72,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         inflation=float(factor[0]),
         caveat=_caveat(pricer, query),
         model_refusal=_refuse_model(pricer, degrees),
+        context_by=pricer.arrays.context_by if degrees.context > 1 else "",
         collectives=_collectives(listed),
     )
     return replace(
@@ -102,6 +103,8 @@ def _caveat(pricer: Pricer, query: PlanQuery) -> str:
 
 def _refuse_model(pricer: Pricer, degrees: Degrees) -> str:
     """Return what of a model training does not divide: it divides linear layers, and experts are none."""
+    if degrees.context > 1 and pricer.arrays.context_by:
+        return f"context parallelism by {pricer.arrays.context_by}; allowed: by gathering keys and values"
     if degrees.tensor > 1 and any(layer.experts for layer in pricer.arrays.layers):
         return "tensor parallelism of experts; allowed: data parallelism with any ZeRO level, and pipelines"
     return ""

@@ -75,6 +75,10 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, mesh: Mesh) -> BlockCosts
         again.append(sum(_phase_seconds(arrays, cluster, *some, phase="forward", layers=layers_ahead, chosen=repeated)))
     trained = weights * arrays.trained
     whole = arrays.per_block(bytes_kept)
+    if link := cluster.device.host_bandwidth:
+        # Copies to the host and back, as far as computation of their own phase does not hide them.
+        copied = np.where(arrays.again, whole / link, 0.0)
+        again[RECOMPUTE.index("offload")] = np.maximum(0.0, copied - forward) + np.maximum(0.0, copied - backward)
     return BlockCosts(
         forward=forward,
         backward=backward,

@@ -5,6 +5,7 @@ keeps does not depend on how often the model is replicated, so that it is comput
 block, with every way to cut the chain.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,14 +51,14 @@ class Bounds:
         return np.where(self.seconds < np.inf, found, np.inf)
 
 
-def bounds_of(pricer: Pricer, mesh: Mesh, recompute: str | None = None) -> Bounds:
+def bounds_of(pricer: Pricer, mesh: Mesh, recompute: str | None = None, also: Sequence[str] = ()) -> Bounds:
     """Return the bounds of every shape of `mesh`; what it says of the choices is not looked at.
 
     As in `candidates.shapes`, so many stages of so many chunks have one schedule.
     """
     tensor = mesh.axis("tensor") > 1
     ways, place = replace(mesh, sequence=tensor).inner()
-    choices = _choices(pricer, mesh, recompute)
+    choices = _choices(pricer, mesh, recompute, also)
     # Sequence parallelism is no choice where there is no tensor parallelism.
     # Costs without sequence parallelism serve all shapes, those with it the tensor-parallel ones.
     without = pricer.costs(replace(ways, sequence=np.zeros_like(ways.sequence)))
@@ -97,9 +98,11 @@ def bounds_of(pricer: Pricer, mesh: Mesh, recompute: str | None = None) -> Bound
     return Bounds(choices=choices, seconds=slot, activations=waiting, elements=elements, _pricer=pricer)
 
 
-def _choices(pricer: Pricer, mesh: Mesh, recompute: str | None) -> tuple[tuple[bool, int], ...]:
+def _choices(pricer: Pricer, mesh: Mesh, recompute: str | None, also: Sequence[str]) -> tuple[tuple[bool, int], ...]:
     sequences = (False, True) if (mesh.axis("tensor") > 1).any() else (False,)
     possible = choices_of(pricer.arrays)
+    if "offload" in {*also, recompute} and pricer.arrays.again.any():
+        possible = (*possible, "offload")
     if recompute is not None and recompute not in possible:
         raise InputError(f"recompute: got {recompute!r}; allowed for this model: {', '.join(possible)}")
     recomputes = [RECOMPUTE.index(name) for name in possible if recompute in {None, name}]

@@ -7,7 +7,7 @@ import numpy as np
 from trainwright.errors import InputError
 from trainwright.plan.forecast import Rejection
 from trainwright.plan.layout import Degrees
-from trainwright.plan.parallel.mesh import Bools, Ints, Mesh
+from trainwright.plan.parallel.mesh import SCHEDULES, Bools, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.plan.plan_query import PlanQuery
@@ -58,6 +58,10 @@ def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
     for columns in exclusive_axes():
         rows = rows[(rows[:, columns] > 1).sum(axis=1) <= 1]
     rows = rows[query.batch % rows[:, _REPLICAS].prod(axis=1) == 0]
+    if arrays.context_by == "ulysses":
+        names = [axis.name for axis in AXES]
+        parts = rows[:, names.index("context")] * rows[:, names.index("tensor")]
+        rows = rows[parts <= min((shape.heads for shape in arrays.transformers), default=1)]
     return Shapes(mesh=_with_microbatches(rows, arrays, query), rejected=tuple(rejected))
 
 
@@ -93,9 +97,12 @@ def _with_microbatches(rows: Ints, arrays: ModelArrays, query: PlanQuery) -> Mes
         # Interleaved schedules need micro-batches in whole rounds of the stages.
         woven = (stages > 1) & (stages * chunks <= arrays.parts) & (slots % stages == 0)
         chosen.append(np.flatnonzero(woven) if chunks > 1 else np.arange(len(degrees)))
+    split = (stages > 1) & (slots >= stages) & ("zero-bubble" in query.also)
+    chosen.append(np.flatnonzero(split))
     places = np.concatenate(chosen)
-    chunks_of = np.repeat(CHUNKS, [len(entry) for entry in chosen])
+    chunks_of = np.repeat((*CHUNKS, 1), [len(entry) for entry in chosen])
     schedule = np.where(stages[places] == 1, 0, np.where(chunks_of > 1, 3, 2))
+    schedule[len(places) - len(chosen[-1]) :] = SCHEDULES.index("zero-bubble")
     return Mesh.of(query.batch, degrees[places], axes=AXES, micro=micro[places], chunks=chunks_of, schedule=schedule)
 
 

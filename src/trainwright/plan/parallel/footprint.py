@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from trainwright.plan.parallel.block_costs import BlockCosts
-from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import RECOMPUTE, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.strategies.pipeline import PipelineStages, in_flight
@@ -67,7 +67,9 @@ def footprint(
     saved = costs.saved[mesh.recompute, place]
     activations = flying * (saved @ stages.runs.T)
     # While a block is recomputed, all that it would have saved exists again.
-    standing = np.maximum(0.0, costs.whole[place] - saved)
+    # One that was offloaded comes back while the one after it is at work.
+    twice = np.where(mesh.recompute == RECOMPUTE.index("offload"), 2.0, 1.0)[:, None]
+    standing = np.maximum(0.0, costs.whole[place] - saved) * twice
     top = np.where(used[None], (costs.temporary[place] + standing)[:, None, :], 0.0).max(axis=2)
     peak = state + activations + top + np.where(level == 3, gathered, 0.0)
     # With one micro-batch gradients appear as activations go, so that the sum of both is too much.

@@ -13,8 +13,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-RECOMPUTE = ("none", "selective", "full", "operators")
-SCHEDULES = ("", "gpipe", "1f1b", "interleaved")
+RECOMPUTE = ("none", "selective", "full", "operators", "offload")
+SCHEDULES = ("", "gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

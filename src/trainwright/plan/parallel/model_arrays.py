@@ -16,15 +16,16 @@ class ModelArrays:
     """Layers of the chain, those of repeated blocks once; `block` says of which block each is.
 
     Arrays are per sample; `roles` say what tensor parallelism makes of a layer: "column" (its output is divided),
-    "row" (its input is), "inside" (between the two) or "" (every rank does all of it). With `ring` context ranks divide
-    all of the model and pass keys and values round a ring. `expert_imbalance`: tokens of the rank whose experts get
-    most of them over the mean, where experts are divided.
+    "row" (its input is), "inside" (between the two) or "" (every rank does all of it). With `context_by` "ring" or
+    "ulysses" context ranks divide all of the model, and pass keys and values round or exchange heads.
+    `expert_imbalance`: tokens of the rank whose experts get most of them over the mean, where experts are divided.
     """
 
     def __init__(
-        self, profile: Profile, precision: Precision, ring: bool = False, expert_imbalance: float = 1.0
+        self, profile: Profile, precision: Precision, context_by: str = "", expert_imbalance: float = 1.0
     ) -> None:
-        self.profile, self.precision, self.ring, self.expert_imbalance = profile, precision, ring, expert_imbalance
+        self.profile, self.precision, self.context_by = profile, precision, context_by
+        self.expert_imbalance = expert_imbalance
         blocks, batch = profile.blocks, profile.batch
         self.blocks = blocks
         layers = self.layers = tuple(layer for block in blocks for layer in block.layers)

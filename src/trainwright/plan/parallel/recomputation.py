@@ -4,7 +4,8 @@
 2205.05198, section 5). "full" runs whole modules again, of which only the output stays, where the next block starts:
 the transformer blocks, of a model without any the blocks that are a module of several layers. "operators" keeps the
 outputs of attention and of every second product of such a module, as torch's selective checkpointing by operator can;
-it is for plans that are asked for, a search does not try it.
+it is for plans that are asked for, a search does not try it. "offload" runs nothing again: what these modules save goes
+to the host beside their forward pass, and comes back one module ahead of the backward pass.
 """
 
 from collections.abc import Sequence
@@ -39,6 +40,8 @@ def saved_bytes(arrays: ModelArrays, mesh: Mesh, saved: Floats, recompute: str, 
         return whole
     if recompute == "selective":
         return arrays.per_block(saved * (1 - arrays.rerun))
+    if recompute == "offload":
+        return np.where(arrays.again, 0.0, whole)
     # Of a block that is run again only its output is saved, divided as activations are.
     parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
     outputs = mesh.micro[:, None] * np.array([arrays.scaled(block.output_bytes) for block in arrays.blocks])
@@ -55,7 +58,7 @@ def layers_again(arrays: ModelArrays, recompute: str) -> Bools:
     Of a block that is run again not its end, of which nothing is kept: the last product's output is only handed on,
     unless what follows (dropout) keeps something. Torch stops before it.
     """
-    if recompute == "none":
+    if recompute in {"none", "offload"}:
         return np.zeros(len(arrays.layers), dtype=np.bool_)
     if recompute == "selective":
         return arrays.rerun > 0
@@ -68,7 +71,7 @@ def exchanges_again(arrays: ModelArrays, exchanges: Sequence[Exchange], recomput
 
     By operators what was reduced is kept, what was gathered is not.
     """
-    if recompute in {"none", "selective"}:
+    if recompute in {"none", "selective", "offload"}:
         return []
     ends = {(int(arrays.block[place]), arrays.layers[place].name) for place in np.flatnonzero(_ends(arrays))}
     return [

@@ -66,7 +66,7 @@ class _Family:
 def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]:
     """Return what was found for every strategy that some shape allows."""
     mesh = shapes.mesh
-    bounds = bounds_of(pricer, mesh, query.recompute)
+    bounds = bounds_of(pricer, mesh, query.recompute, query.also)
     # A strategy is the set of axes above one, as bits of a code; data parallelism is its lowest bit.
     divided = mesh.degrees > 1
     data = divided[:, mesh.place("data")].copy()

@@ -107,7 +107,7 @@ def _check_choices(arrays: ModelArrays, layout: Layout) -> None:
         together = [name for name in names if getattr(degrees, name) > 1]
         if len(together) > 1:
             raise InputError(f"degrees: got {' and '.join(together)} above 1; allowed: one of {', '.join(names)}")
-    if ("full" if recompute == "operators" else recompute) not in (allowed := choices_of(arrays)):
+    if ("full" if recompute in {"operators", "offload"} else recompute) not in (allowed := choices_of(arrays)):
         what = (
             "call of scaled_dot_product_attention"
             if recompute == "selective"

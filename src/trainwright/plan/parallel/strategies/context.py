@@ -5,9 +5,11 @@ all-gather. What a rank keeps are those of its own; in the backward pass they ar
 once more, and the gradients of keys and values are summed by a reduce-scatter. A ring (arXiv 2310.01889) moves as much.
 Embedding and head are done by every rank, so that after the last block the sequence is gathered.
 
-That is what our training does. With `Work.ring` all of the model is divided, as by torchtitan and Megatron-LM, which
-give each rank an early and a late part of the sequence, so that a causal mask leaves all as much to do: c - 1 transfers
-of the keys and values of s / c positions beside attention, and twice that backward (arXiv 2310.01889, section 3).
+That is what our training does. Others divide all of the model. By a "ring", as torchtitan and Megatron-LM, which give
+each rank an early and a late part of the sequence, so that a causal mask leaves all as much to do: c - 1 transfers of
+the keys and values of s / c positions beside attention, and twice that backward (arXiv 2310.01889, section 3). By
+"ulysses", each rank attends over all positions with a part of the heads: an all-to-all of queries, keys, values and
+outputs each way (Jacobs et al., "DeepSpeed-Ulysses", arXiv 2309.14509, section 3); keys of fewer heads are repeated.
 """
 
 import numpy as np
@@ -53,7 +55,7 @@ class ContextStrategy(ParallelStrategy):
 
     def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Divide the blocks; attention goes forward twice, with its backward pass it counts as one; a ring all."""
-        if arrays.ring:
+        if arrays.context_by:
             return undivided(arrays, mesh) / mesh.axis("context")[:, None]
         attention = np.array([layer.kind == "attention" for layer in arrays.layers])
         forward, backward = arrays.forward_flops, arrays.backward_flops
@@ -66,14 +68,14 @@ class ContextStrategy(ParallelStrategy):
         return undivided(arrays, mesh), self._share(arrays, mesh)
 
     def _share(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
-        return np.where(arrays.inside | arrays.ring, 1.0 / mesh.axis("context")[:, None], 1.0)
+        return np.where(arrays.inside | bool(arrays.context_by), 1.0 / mesh.axis("context")[:, None], 1.0)
 
     def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return the exchanges of keys and values in every block, and those of the sequence after the last."""
         if load is not None:
             return []
-        if arrays.ring:
-            return _round(arrays, mesh)
+        if arrays.context_by:
+            return _exchange_around(arrays, mesh)
         ranks, stride = mesh.group(("context",))
         several = (ranks > 1).astype(np.float64)
         moved: list[tuple[int, str, Floats, float, tuple[tuple[Operation, Phase], ...]]] = []
@@ -95,19 +97,31 @@ class ContextStrategy(ParallelStrategy):
         ]
 
 
-def _round(arrays: ModelArrays, mesh: Mesh) -> list[Exchange]:
+def _exchange_around(arrays: ModelArrays, mesh: Mesh) -> list[Exchange]:
+    """Return what each attention exchanges if all of the model is divided."""
     ranks, stride = mesh.group(("context",))
     directions: tuple[tuple[Phase, int], ...] = (("forward", 1), ("backward", 2))
     found = []
     for place, layer in enumerate(arrays.layers):
-        if layer.kind == "attention" and arrays.inside[place]:
-            number = int(arrays.block[place])
-            size = _keys_and_values(arrays, mesh, number) / ranks
-            for phase, times in directions:
+        if layer.kind != "attention" or not arrays.inside[place]:
+            continue
+        number = int(arrays.block[place])
+        keys, where = _keys_and_values(arrays, mesh, number) / ranks, (number, layer.name)
+        shape = arrays.blocks[number].transformer
+        assert shape is not None  # noqa: S101 -- what is inside is a block of one
+        # Keys and values, as queries and outputs, are two tensors of one size; a rank needs a head of each.
+        heads = shape.kv_heads or shape.heads
+        repeated = keys / 2 * np.maximum(1.0, ranks * mesh.axis("tensor") / heads)
+        for phase, times in directions:
+            if arrays.context_by == "ring":
                 count = (times * (ranks - 1)).astype(np.float64)
-                found.append(
-                    Exchange("send", "context", ranks, stride, size, count, phase, number, layer.name, overlaps=True)
-                )
+                found.append(Exchange("send", "context", ranks, stride, keys, count, phase, *where, overlaps=True))
+                continue
+            both = np.where(ranks > 1, 2.0, 0.0)
+            found += [
+                Exchange("all_to_all", "context", ranks, stride, size, both, phase, *where)
+                for size in (keys / 2 * shape.heads / heads, repeated)
+            ]
     return found
 
 
@@ -118,7 +132,7 @@ def gathered_bytes(arrays: ModelArrays, mesh: Mesh) -> Floats:
     """
     found = np.zeros((mesh.rows, len(arrays.blocks)))
     degree = mesh.axis("context")
-    for number, block in enumerate(arrays.blocks) if (degree > 1).any() and not arrays.ring else ():
+    for number, block in enumerate(arrays.blocks) if (degree > 1).any() and not arrays.context_by else ():
         if block.transformer is not None:
             mask = block.transformer.sequence**2 / degree * (1 + arrays.precision.element_bytes)
             found[:, number] = np.where(degree > 1, _COPIES * _keys_and_values(arrays, mesh, number) + mask, 0.0)

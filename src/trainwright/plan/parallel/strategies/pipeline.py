@@ -2,13 +2,16 @@
 
 GPipe: Huang et al. (arXiv 1811.06965); 1F1B and interleaved stages: Narayanan et al. (arXiv 2104.04473), section 2.2:
 the bubble is (p - 1) / S of the ideal time, (p - 1) / (v S) with v chunks a stage, for v times the transfers.
+Zero-bubble: Qi et al. (arXiv 2401.10241), table 1, ZB-H1: in the memory of 1F1B stages wait p - 1 times forward plus
+backward less two gradients of weights. Each of the three parts of a slot takes about as long, a forward pass that is
+run again too.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh, ParallelAxis
+from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, Phase, StageLoad
 
@@ -32,7 +35,7 @@ class PipelineStrategy(ParallelStrategy):
             return []
         ranks, stride = mesh.group(("pipeline",))
         # Each tensor rank sends its part of the sequence; elsewhere than here of the whole (arXiv 2104.04473, 4.1).
-        scattered = mesh.sequence | arrays.ring
+        scattered = mesh.sequence | bool(arrays.context_by)
         parts = mesh.axis("context") * mesh.axis("spatial") * np.where(scattered, mesh.axis("tensor"), 1)
         size = mesh.micro / parts * load.cut_bytes
         count = np.where(ranks > 1, mesh.microbatches * mesh.chunks, 0).astype(np.float64)
@@ -59,7 +62,8 @@ def most_in_flight(mesh: Mesh, stage: Ints) -> Floats:
 def bubble_slots(mesh: Mesh) -> Floats:
     """Return how many micro-batches' time a stage waits in an iteration."""
     waits: Floats = (mesh.axis("pipeline") - 1) / mesh.chunks
-    return waits
+    left = np.where(mesh.recompute == RECOMPUTE.index("full"), 1 / 2, 1 / 3)
+    return np.where(mesh.schedule == SCHEDULES.index("zero-bubble"), waits * left, waits)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
