@@ -1,23 +1,20 @@
 """A trial on one, two and four processes, and from one number to another: the same parameters, step for step."""
 
 import itertools
-import multiprocessing
 import socket
 from contextlib import closing
 
 import pytest
 import torch
-import torch._dynamo  # here, else every process would load it when it makes its first DDP
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from rank_processes import on_processes
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Raised, Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Loader, TrialEnd
 from trainwright.train.assignment import Assignment
-
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 EPOCHS, BATCH, SAMPLES = (
     4,
@@ -117,10 +114,10 @@ class Training:
         return DataLoader(data(), batch_size=BATCH, shuffle=True, generator=generator, num_workers=workers)
 
 
-def member(training, assignment, ledger, results):
+def member(training, assignment, ledger):
     torch.set_num_threads(1)
     outcome = run_assignment(training, assignment, ledger, gpu=False)
-    results.put((assignment.rank, outcome, training.__dict__.get("seen"), training.__dict__.get("final"), ledger))
+    return outcome, training.__dict__.get("seen"), training.__dict__.get("final"), ledger
 
 
 def lease(number, world, training, ledger, folder, *, asked=99, start=1):
@@ -129,23 +126,17 @@ def lease(number, world, training, ledger, folder, *, asked=99, start=1):
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     ledger.asked = asked
-    context = multiprocessing.get_context("fork")  # torch is loaded already
-    results = context.Queue()
-    members = []
+    given = []
     for rank in range(world):
         assignment = Assignment(
             trial=3, lease=number, params={}, seed=11, max_epochs=EPOCHS, directory=str(folder),
             reported_epoch=max(ledger.reports, default=0), saved_step=ledger.saved_step, rank=rank, world_size=world,
             address=address, start_devices=start,
         )  # fmt: skip
-        members.append(context.Process(target=member, args=(training, assignment, ledger, results)))
-    for process in members:
-        process.start()
-    found = {rank: told for rank, *told in (results.get(timeout=240) for _ in members)}
-    for process in members:
-        process.join()
+        given.append((training, assignment, ledger))
+    found = on_processes(member, given)
     ledger.__dict__.update(found[0][-1].__dict__)
-    return [found[rank] for rank in range(world)]
+    return found
 
 
 def through(worlds, training, folder, **settings):

@@ -1,13 +1,12 @@
 """The gradient noise scale is measured without bias, by micro-batches, by ranks and by steps in a row."""
 
-import multiprocessing
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from rank_processes import on_processes
 from trainwright.errors import TrialError
 from trainwright.schedule.allocator.estimates import adascale_gain
 from trainwright.train import Trial
@@ -63,24 +62,17 @@ def test_on_one_device(micro_batch):
     assert measured(micro_batch=micro_batch) == pytest.approx(TRUE, rel=0.2)
 
 
-def _member(rank, folder, results):
+def _member(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    results.put([measured(rank, 2, micro) for micro in (4, BATCH)])
+    found = [measured(rank, 2, micro) for micro in (4, BATCH)]
     dist.destroy_process_group()
+    return found
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_on_two_ranks(tmp_path):
     """By the gradients of the ranks before they are summed, with micro-batches and without; all ranks find the same."""
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    members = [context.Process(target=_member, args=(rank, tmp_path, results)) for rank in range(2)]
-    for process in members:
-        process.start()
-    found = [results.get(timeout=120) for _ in members]
-    for process in members:
-        process.join()
+    found = on_processes(_member, [(rank, tmp_path) for rank in range(2)])
     assert found[0] == found[1]
     assert found[0] == pytest.approx([TRUE, TRUE], rel=0.2)
 

@@ -1,17 +1,15 @@
 """Slots: parameters, buffers and losses are equal to the last bit on one, two and four ranks."""
 
 import hashlib
-import multiprocessing
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from rank_processes import on_processes
 from trainwright.errors import TrialError
 from trainwright.train import Loader, Slots
-
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 SLOTS, STEPS = 4, 5
 
@@ -55,11 +53,12 @@ def train(slots_of=SLOTS, seed=0):
     return {"losses": losses, "digest": digest, "draw": torch.rand(2).tolist()}
 
 
-def member(rank, world, store, results):
+def member(rank, world, store):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    results.put((rank, train(seed=rank)))  # other models at the start: that of rank 0 counts
+    found = train(seed=rank)  # other models at the start: that of rank 0 counts
     torch.distributed.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +72,8 @@ def alone():
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_same_to_the_last_bit_on_any_number_of_ranks(alone, tmp_path, world):
     """Batch normalisation, dropout, augmentation and Adam's moments; and what is drawn afterwards."""
-    context = multiprocessing.get_context("fork")  # torch is loaded already
-    results = context.Queue()
-    members = [context.Process(target=member, args=(rank, world, tmp_path / "store", results)) for rank in range(world)]
-    for process in members:
-        process.start()
-    found = dict(results.get(timeout=240) for _ in members)
-    for process in members:
-        process.join()
-    for result in found.values():
+    found = on_processes(member, [(rank, world, tmp_path / "store") for rank in range(world)])
+    for result in found:
         assert (result["losses"], result["digest"]) == (alone["losses"], alone["digest"])
     assert found[0] == alone
 

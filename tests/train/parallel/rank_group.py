@@ -1,13 +1,12 @@
 """Many small checks on one group of ranks: starting a group costs seconds, a check milliseconds."""
 
-import multiprocessing
 import traceback
 from datetime import timedelta
 
 import torch
-import torch._dynamo  # here, else every process would load it when it makes its first DDP
 import torch.distributed as dist
 
+from rank_processes import on_processes
 from trainwright.plan import Degrees, ParallelPlan
 
 WAIT = timedelta(seconds=60)
@@ -28,32 +27,18 @@ def on_ranks(world, checks, folder):
 
     A check that fails ends its rank: the others would not meet it again. What it raised is found as text.
     """
-    context = multiprocessing.get_context("fork")  # torch is loaded already
-    results = context.Queue()
-    members = [
-        context.Process(target=_member, args=(rank, world, checks, folder / f"store-{world}", results))
-        for rank in range(world)
-    ]
-    for process in members:
-        process.start()
-    found = dict(results.get(timeout=240) for _ in members)
-    for process in members:
-        process.join()
+    store = folder / f"store-{world}"
+    found = on_processes(_member, [(rank, world, checks, store) for rank in range(world)])
     return {name: [found[rank].get(name, "not reached") for rank in range(world)] for name in checks}
 
 
 def alone_among(world, checks):
     """Run every check on rank 0 of a group that only seems to have `world` ranks; return what it found, by name."""
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    process = context.Process(target=_pretending, args=(world, checks, results))
-    process.start()
-    found = results.get(timeout=240)
-    process.join()
+    [found] = on_processes(_pretending, [(world, checks)])
     return {name: found.get(name, "not reached") for name in checks}
 
 
-def _pretending(world, checks, results):
+def _pretending(world, checks):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.set_num_threads(1)
@@ -65,7 +50,7 @@ def _pretending(world, checks, results):
         except Exception:  # noqa: BLE001 -- it is told
             found[name] = traceback.format_exc()
         dist.destroy_process_group()
-    results.put(found)
+    return found
 
 
 def by_group(groups, tmp_path_factory):
@@ -80,7 +65,7 @@ def by_group(groups, tmp_path_factory):
     return get
 
 
-def _member(rank, world, checks, store, results):
+def _member(rank, world, checks, store):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=WAIT)
     found = {}
@@ -91,6 +76,6 @@ def _member(rank, world, checks, store, results):
         except Exception:  # noqa: BLE001 -- it is told
             found[name] = traceback.format_exc()
             break
-    results.put((rank, found))
     if len(found) == len(checks):
         dist.destroy_process_group()
+    return found

@@ -14,10 +14,7 @@ from trainwright.model.trace.storages import StorageTracker
 from trainwright.train.parallel.recompute.trees import local_tensor
 from trainwright.train.parallel.setup import set_up
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 WAYS = {"ZeRO 1": {"data": 2, "zero": 1}, "ZeRO 2": {"data": 2, "zero": 2}, "ZeRO 3": {"data": 2, "zero": 3},
         "tensor": {"tensor": 2}}  # fmt: skip
 # What FSDP exchanges by, with both of torch's names.

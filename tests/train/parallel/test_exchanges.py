@@ -14,10 +14,7 @@ from trainwright.cluster import Cluster
 from trainwright.plan import Degrees, Oracle
 from trainwright.train import parallelise
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 
 BATCH = 8
 

@@ -13,7 +13,6 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.train import parallelise
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning"),
     pytest.mark.filterwarnings(
         "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"

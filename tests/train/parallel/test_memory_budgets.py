@@ -15,7 +15,6 @@ from trainwright.train import Trial
 from trainwright.train.assignment import Assignment
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
-pytestmark = [pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
 BATCH, EPOCHS = 256, 2
 
 

@@ -15,10 +15,7 @@ from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
 from trainwright.train import parallelise
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 
 IMAGE, VOLUME = (3, 18, 16), (1, 9, 8, 8)
 

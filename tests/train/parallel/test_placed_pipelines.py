@@ -14,7 +14,6 @@ from trainwright.plan.memory.operations import OperationKind
 from trainwright.train import parallelise
 from trainwright.train.parallel.pipeline.stage_plans import choose_operations, ways_to_run
 
-pytestmark = [pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
 MICROBATCHES, SIZE = 4, 256
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "1f1b-star")
 

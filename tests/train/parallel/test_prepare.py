@@ -10,10 +10,7 @@ from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.train import Loader, Trial
 from trainwright.train.assignment import Assignment
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 
 EPOCHS, BATCH = 2, 8
 

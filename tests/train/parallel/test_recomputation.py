@@ -20,10 +20,7 @@ from trainwright.plan import Degrees, Oracle
 from trainwright.train import Trial, parallelise
 from trainwright.train.assignment import Assignment
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 
 IMAGES = ((3, 12, 8), (5,))
 TEXT = ((8, 6), (8, 6))

@@ -14,10 +14,7 @@ from torch.nn.utils import parametrize
 
 from trainwright.errors import UnsupportedPlan
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 
 LAYERS = ("Conv1d", "Conv2d", "Conv3d", "Linear")
 NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
