@@ -14,7 +14,7 @@ from trainwright.model.describe.hugging_face import describe_config, is_config, 
 from trainwright.model.profile import Profile
 from trainwright.plan import Input
 from trainwright.plan.byte_sizes import read_size
-from trainwright.plan.parallel.precision import optimizer_of
+from trainwright.plan.parallel.precision import optimizer_of, precision_of
 from trainwright.settings import Settings
 from trainwright.validators import integer, optional, text
 
@@ -42,8 +42,10 @@ class OracleSettings(Settings, label=""):
     max_memory: Annotated[str | int | None, "what a device may use, such as 16GiB"] = None
 
     def check_together(self) -> None:
-        """Refuse a limit of memory that is no size."""
+        """Refuse a limit of memory that is no size, and names that no plan knows."""
         self.max_memory_bytes()
+        precision_of(self.precision)
+        optimizer_of(self.optimizer)
 
     def max_memory_bytes(self) -> float | None:
         """Return the limit of a device's memory in bytes, if there is one."""
@@ -94,8 +96,6 @@ def read_profile(
             return found or trace_config(model, sequence=sequence, precision=shown, fuse=fuse)
         return Profile.load(model)
     built, batch = read_module(model, sample)
-    # The plan knows more optimizers than a trace does, and names them.
-    optimizer_of(optimizer)
     # A trace needs an optimizer that it knows; bytes of others are the plan's own.
     known = optimizer if "=" not in optimizer else "adamw"
     traced = described_in(precision) if precision == "amp-fp8" else precision

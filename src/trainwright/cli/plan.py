@@ -31,6 +31,8 @@ from trainwright.settings import settings_of
 __all__ = ["app", "model"]
 
 _SCHEMA = 1
+_LEAST_SHOWN = 1e-3
+"""Of an iteration, that some part takes at least to have a column."""
 
 
 class _Group(OrderedGroup):
@@ -175,8 +177,9 @@ def _collect_content(plan: Forecast, samples: int | None, speeds: SpeedOf) -> di
 def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | None, speeds: SpeedOf) -> None:
     """Print the table of one number of devices, the best plan's reasons, and what is left out."""
     print(f"\nat most {count(number, 'device')}\n")
-    # Parts of an iteration that no plan has would be columns of zeros.
-    parts = [name for name in asdict(ranking[0].breakdown) if any(getattr(p.breakdown, name) for p in ranking[:top])]
+    # Parts of an iteration that no plan has to speak of would be columns of zeros.
+    shown = [(asdict(plan.breakdown), plan.seconds_per_iteration) for plan in ranking[:top]]
+    parts = [name for name in shown[0][0] if any(found[name] > _LEAST_SHOWN * total for found, total in shown)]
     rows = [
         {
             "strategy": plan.strategy + " =" * plan.within_error_of_best + " *" * bool(plan.refusal),
@@ -201,10 +204,14 @@ def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | Non
         print(f"{len(ranking) - top} more strategies are slower; --top shows them")
     print(f"\n{_show_winner(ranking)}")
     for nodes, bound in dict.fromkeys((plan.nodes, plan.bound_by) for plan in ranking[:top] if plan.nodes):
-        print(f"  nodes {_shorten_list(nodes)}: each counts as one with {bound}")
+        print(f"  nodes {_shorten_list(nodes)}: " + (f"each counts as one with {bound}" if bound else "the best"))
+    # What limits the first plan, and of others what limits none before them.
+    said: set[str] = set()
     for plan in ranking[:top]:
         for each in plan.bottlenecks[:2]:
-            print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
+            if each.id not in said:
+                print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
+        said |= {each.id for each in plan.bottlenecks[:2]}
     # Of what the model has no parts for (convolutions of a transformer) only the JSON speaks.
     refused = [each for each in ranking.rejected if each.allowed != "1"]
     if refused:
@@ -260,7 +267,7 @@ def _shorten_list(numbers: Sequence[int]) -> str:
 
 
 def _shorten(seconds: float) -> str:
-    return "0" if seconds == 0 else f"{seconds:.3g}"
+    return "0" if seconds < 1e-9 else f"{seconds:.3g}"
 
 
 @options_of(PlanStage, *(setting.name for setting in settings_of(PlanStage) if setting.default is not MISSING))

@@ -130,7 +130,7 @@ class EqualPart:
     cluster: Cluster
     """As many equal nodes; of one with twice the devices of others there may be two."""
     bound_by: str
-    """What of the cluster's nodes differs, and which node of these has the least of it."""
+    """What its nodes have less of than the best of the cluster, and which of them: "" if nothing."""
     slots: tuple[int, ...]
     """The node of the cluster that each node is on, or is a part of."""
 
@@ -178,8 +178,10 @@ def _equal_part(cluster: Cluster, kinds: Sequence[tuple[float, ...]], size: int,
         for tier in cluster.tiers[-1:]
         if tier.devices > cluster.devices_per_node
     ]
+    least = (size, speed, memory, link)
     words = (f"{size} devices a node", f"{speed:g} of the speed", f"{memory / 1e9:.4g} GB", f"{link:g} of the links")
-    said = [f"{word} (node {worst[n]})" for n, word in enumerate(words) if len({kind[n] for kind in kinds}) > 1]
+    best = [max(column) for column in zip(*kinds, strict=True)]
+    said = [f"{word} (node {worst[n]})" for n, word in enumerate(words) if least[n] < best[n]]
     return EqualPart(
         cluster=replace(
             cluster,

@@ -14,6 +14,14 @@ from trainwright.train.parallel.dry_run import DryRun, refusal_on
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
+class Doubled(nn.Conv2d):
+    """A convolution with a forward pass of its own, whose filters nobody can divide."""
+
+    def forward(self, x):
+        """Return twice what its weight makes of the positive part."""
+        return 2 * nn.functional.conv2d(x.relu(), self.weight, self.bias)
+
+
 def sample():
     return torch.zeros(8, 6, 6)
 
@@ -25,6 +33,22 @@ def test_what_is_set_up_has_no_refusal(degrees):
     assert refusal_on(small_models.Transformer("separate"), sample(), layout) == ""
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("axis", ["filter", "channel", "spatial"])
+def test_images_are_divided(axis, device):
+    """A U-Net of volumes, and a chain of convolutions: what ranks run is not refused, and what they cannot is."""
+    with torch.device(device):
+        images = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(288, 2)
+        )
+        unet = small_models.UNet()
+        grouped = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2, padding=1), nn.Conv2d(8, 8, 3, groups=2, padding=1))
+    layout = plan_of(**{axis: 2})
+    assert refusal_on(images, torch.zeros(2, 3, 8, 8), layout) == ""
+    assert refusal_on(unet, torch.zeros(2, 3, 16, 12), layout) == ""
+    assert bool(refusal_on(grouped, torch.zeros(2, 4, 8, 8), layout)) == (axis != "spatial")
+
+
 def test_what_fails_says_why():
     """Convolutions have no blocks to divide; tensors of two kinds do not meet; experts are told by the layout alone."""
     images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2))
@@ -33,7 +57,7 @@ def test_what_fails_says_why():
 
 
 def test_a_ranking_says_of_each_plan_why_the_model_is_not_set_up():
-    model, batch = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2)), torch.zeros(8, 3, 8, 8)
+    model, batch = nn.Sequential(Doubled(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2)), torch.zeros(8, 3, 8, 8)
     oracle, profile = Oracle(Cluster.preset("dgx-a100")), Profile.trace(model, batch)
     plain = oracle.rank(profile, batch=8, devices=2)
     marked = oracle.rank(profile, batch=8, devices=2, dry_run=DryRun(model, batch))

@@ -16,8 +16,8 @@ from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
-from trainwright.plan.parallel.strategies.data import DataStrategy
-from trainwright.plan.parallel.strategies.pipeline import PipelineStages, PipelineStrategy, bubble_slots, stages_of
+from trainwright.plan.parallel.strategies.pipeline import PipelineStages, bubble_slots, stages_of
+from trainwright.plan.parallel.strategies.registry import STRATEGIES
 from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad, all_seconds
 from trainwright.plan.pipeline.partition import shortest_longest_parts
 
@@ -170,8 +170,7 @@ class Pricer:
         trained, experts = costs.trained[place], costs.trained_experts[place]
         load = StageLoad(runs=heaviest, weights=weights, trained=trained, trained_experts=experts, cut_bytes=cut_bytes)
         exchanges = [
-            *DataStrategy().communication(self.arrays, mesh, load),
-            *PipelineStrategy().communication(self.arrays, mesh, load),
+            exchange for strategy in STRATEGIES for exchange in strategy.communication(self.arrays, mesh, load)
         ]
         seconds = all_seconds(self.cluster, exchanges)
         # The device waits for the host to start a transfer between stages; other exchanges are issued ahead of it.

@@ -169,7 +169,10 @@ def divided(tensor: torch.Tensor, mesh: DeviceMesh, axis: str, placement: Shard)
 
 def emptied(layer: nn.Module) -> nn.Module:
     """Return a copy of a layer without the memory of its tensors, to be called with others in their place."""
-    return copy.deepcopy(layer).to("meta")
+    memo: dict[int, Any] = {id(each): torch.empty_like(each, device="meta") for each in layer.buffers()}
+    for each in layer.parameters():
+        memo[id(each)] = nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+    return copy.deepcopy(layer, memo)
 
 
 def replace_layers(model: nn.Module, change: "dict[nn.Module, nn.Module]") -> nn.Module:

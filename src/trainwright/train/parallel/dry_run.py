@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.model.cut.stages import batch_size
@@ -22,6 +22,7 @@ from trainwright.model.trace.recording import quiet_logging
 from trainwright.model.trace.step import call_model, prepare_step
 from trainwright.plan import Degrees, Layout
 from trainwright.plan.runnable import innermost_axis
+from trainwright.train.parallel.blocks import emptied
 from trainwright.train.parallel.model import Loss
 from trainwright.train.parallel.setup import set_up_model
 
@@ -64,10 +65,19 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
         whole = replace(alone, strategy="context", degrees=Degrees(context=alone.degrees.context))
         if refusal := refusal_on(model, sample, whole, loss=loss):
             return refusal
+    # Parts of images are tensors of a class of their own, which fake tensors cannot be, and those on meta can.
+    images = innermost_axis(alone) in {"filter", "channel", "spatial"}
+    if "meta" not in dist.Backend.backend_capability["fake"]:
+        dist.Backend.backend_capability["fake"].append("meta")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=alone.devices)
     try:
-        step = prepare_step(model, sample)
         with quiet_logging():
+            if images:
+                batch = tree_map_only(torch.Tensor, lambda each: torch.empty_like(each, device="meta"), sample)
+                alone = replace(alone, precision="fp32")  # there is no autocast on meta
+                set_up_model(emptied(model), alone).backward(loss or _mean_square, [(1.0, batch)])
+                return ""
+            step = prepare_step(model, sample)
             parallel = set_up_model(step.model, alone)
             with step.tensors(), RealFallback():
                 parallel.backward(loss or _mean_square, [(1.0, step.sample)])
@@ -76,7 +86,8 @@ def refusal_on(model: nn.Module, sample: Any, layout: Layout, *, loss: Loss | No
     except Exception as error:  # noqa: BLE001 -- whatever the model raises is why
         # Ranks that are not there send no values: what waits for one was set up.
         said = " ".join(str(error).split())
-        return "" if depends_on_values(error) else f"{type(model).__name__} fails so divided: {said[:_LONGEST]}"
+        unknown = depends_on_values(error) or "on meta tensors" in said
+        return "" if unknown else f"{type(model).__name__} fails so divided: {said[:_LONGEST]}"
     finally:
         dist.destroy_process_group()
         # Meshes of other ranks compare equal to those of a later training in this process, whose groups are others.
