@@ -106,7 +106,7 @@ def test_a_recorded_step_becomes_the_seconds_of_its_layers(tmp_path, make, optio
 
 
 def test_each_module_has_its_own_seconds(tmp_path):
-    """Those that a user's own record_function around a module sees, but for what the profiler itself takes."""
+    """Those of the operators inside a user's own record_function around the module."""
 
     class Named(nn.Module):
         def __init__(self, name, inner):
@@ -124,8 +124,14 @@ def test_each_module_has_its_own_seconds(tmp_path):
     profile = tw.Profile.measured(model, sample, profiler_trace=path)
     events = json.loads(path.read_text())["traceEvents"]
     for place, layer in enumerate(profile.layers[:3]):
-        seen = [each["dur"] * 1e-6 for each in events if each.get("name") == f"here {place}"]
-        assert 0.5 * sum(seen) / 2 <= layer.forward_seconds <= sum(seen) / 2
+        spans = [(each["ts"], each["ts"] + each["dur"]) for each in events if each.get("name") == f"here {place}"]
+        inside = [
+            each["dur"]
+            for each in events
+            if each.get("name") == "aten::addmm" and any(start <= each["ts"] < end for start, end in spans)
+        ]
+        assert len(spans) == len(inside) == 2
+        assert layer.forward_seconds == pytest.approx(1e-6 * sum(inside) / 2)
 
 
 def kernels(path, *, step=1000.0):
