@@ -251,8 +251,7 @@ def memory_cases(size: int, seeds: int) -> Iterator[Case]:
     del seeds
     import torch
     from benchmarks.memory import models
-
-    from trainwright.train.parallel.recompute.sample_step import tracked_peak
+    from benchmarks.memory.allocator import allocator_peak
 
     def made(name: str) -> Any:
         model, tokens = _make_family(name)
@@ -269,7 +268,7 @@ def memory_cases(size: int, seeds: int) -> Iterator[Case]:
         model, sample, loss = made(name)
         try:
             model.gradient_checkpointing_enable()
-            theirs = tracked_peak(model, sample, loss=loss) / found["plain_bytes"]
+            theirs = allocator_peak(model, sample, loss) / found["plain_bytes"]
         except Exception as error:  # noqa: BLE001  some families have none
             progress(f"{name}: no gradient checkpointing: {error}")
             theirs = 1.0

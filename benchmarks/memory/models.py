@@ -2,8 +2,9 @@
 
     python -m benchmarks.memory.models --json [--models GPT2 T5 ...]
 
-Of each: whether `fit` takes it, within 60 % or else the least budget that it names; whether one step's tracked peak
-keeps to that; whether result, gradients, buffers and random numbers are the plain step's, bit by bit; and the seconds
+Of each: whether `fit` takes it, within 60 % or else the least budget that it names; whether one step's peak at the
+allocator keeps to that; whether result, gradients, buffers and random numbers are the plain step's, bit by bit; and
+the seconds
 of `fit` in plain steps. Models of a package that is not installed are left out and named.
 """
 
@@ -16,12 +17,13 @@ from typing import Any
 
 import torch
 from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks.memory.allocator import allocator_peak
 from torch import nn
 
 from trainwright import memory
 from trainwright.errors import InfeasibleBudget
 from trainwright.model.trace.step import call_model
-from trainwright.train.parallel.recompute.sample_step import loss_of, tracked_peak
+from trainwright.train.parallel.recompute.sample_step import loss_of
 from trainwright.train.parallel.recompute.trees import tensors_of
 
 __all__ = ["MODELS", "SHARE", "check_model"]
@@ -292,7 +294,7 @@ def check_model(name: str) -> dict[str, Any]:
     try:
         model, sample, loss = MODELS[name]()
         plain = copy.deepcopy(model.train())
-        full, step_seconds = tracked_peak(plain, sample, loss=loss), _seconds(copy.deepcopy(plain), sample, loss)
+        full, step_seconds = allocator_peak(plain, sample, loss), _seconds(copy.deepcopy(plain), sample, loss)
     except Exception as error:  # noqa: BLE001  the version that is installed has it otherwise: told, and left out
         return {"model": name, "missing": str(error)[:200]}
     found: dict[str, Any] = {"model": name, "plain_bytes": full, "step_seconds": step_seconds, "failure": ""}
@@ -308,7 +310,7 @@ def check_model(name: str) -> dict[str, Any]:
         return found | {"failure": f"{type(error).__name__}: {error}"[:300]}
     seconds = time.process_time() - started
     plan = module.plan
-    peak = tracked_peak(module, sample, loss=loss)
+    peak = allocator_peak(module, sample, loss)
     return found | {
         "stages": len(plan.chain.stages),
         "budget_share": plan.budget_bytes / full,

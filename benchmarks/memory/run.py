@@ -128,7 +128,7 @@ def _training(arguments: argparse.Namespace) -> dict[str, Any]:
     summary = {
         "training_rows": len(rows),
         "violations": sum(row["violation"] for row in done),
-        "peak_error_worst": max(abs(row["predicted_bytes"] / row["tracked_bytes"] - 1) for row in done),
+        "peak_error_worst": max(abs(row["predicted_bytes"] / row["allocator_bytes"] - 1) for row in done),
         "over_best_baseline_worst": max(over),
         "over_best_baseline_median": float(np.median(over)),
         "overhead_points_less_where_dominated_median": float(
@@ -150,7 +150,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 _DOMINATED = 0.1
-_TRAINED = ("model", "budget", "best by hand", "its overhead", "overhead", "over it (95 %)", "predicted / tracked peak")
+_TRAINED = ("model", "budget", "best by hand", "its overhead", "overhead", "over it (95 %)", "predicted / allocator's peak")
 
 
 def _trained_row(row: dict[str, Any]) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def _trained_row(row: dict[str, Any]) -> tuple[str, ...]:
         share(row["best_overhead"]) if row["best"] else "-",
         share(row["overhead"]),
         "-" if compared is None else f"{share(compared)} ({share(low)} to {share(high)})",
-        f"{row['predicted_bytes'] / row['tracked_bytes']:.4f}",
+        f"{row['predicted_bytes'] / row['allocator_bytes']:.4f}",
     )
 
 

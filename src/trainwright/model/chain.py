@@ -34,10 +34,12 @@ from trainwright.files import read_json, write_text
 from trainwright.records import fail_with, read_record
 from trainwright.validators import check, integer, number
 
-__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Stage", "with_least_peaks"]
+__all__ = ["NOT_ALL_AT_ONCE", "NO_LOSS", "SCHEMA", "Chain", "Option", "Stage", "with_least_peaks"]
 
 SCHEMA = 1
-_BYTE_COUNT = integer(minimum=0, of="bytes")
+_BYTE_COUNT, _ANY_BYTES = integer(minimum=0, of="bytes"), integer(of="bytes")
+NOT_ALL_AT_ONCE = "not all at once"
+"""Whose bytes are below 0 in `fixed`: a step was seen to take so much less than its parts together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +160,7 @@ class Chain:
         check(self.input_bytes, _BYTE_COUNT, "chain, input_bytes", ChainError)
         check(self.input_gradient_bytes, _BYTE_COUNT, "chain, input_gradient_bytes", ChainError)
         for owner, count in self.fixed.items():
-            check(count, _BYTE_COUNT, f"chain, fixed, {owner}", ChainError)
+            check(count, _ANY_BYTES if owner == NOT_ALL_AT_ONCE else _BYTE_COUNT, f"chain, fixed, {owner}", ChainError)
 
     @property
     def steps(self) -> tuple[Stage, ...]:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.errors import BudgetExceeded, InfeasibleBudget
+from trainwright.model.chain import NOT_ALL_AT_ONCE
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, infeasible_budget, plan_chain
@@ -88,13 +89,12 @@ def fit(
         peak = agree(tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1))
         peak += elsewhere + _random_state_bytes(plan)
         if peak <= budget_bytes:
-            # What lies between the stages is not all there at the peak: what it has left over may make a faster plan.
-            between = chain.fixed.get("between stages", 0)
-            spare = min(plan.peak_bytes - peak, between)
-            if found is not None or spare <= 0:
+            # The parts of a step were not all there at its peak: what it has left over may make a faster plan.
+            less = min(peak - plan.peak_bytes, 0)
+            if found is not None or not less:
                 return module
             found, tried_bytes = module, budget_bytes
-            chain = replace(chain, fixed={**chain.fixed, "between stages": between - spare})
+            chain = replace(chain, fixed={**chain.fixed, NOT_ALL_AT_ONCE: less})
             continue
         if found is not None:
             return found  # type: ignore[no-any-return]  # as above
