@@ -4,8 +4,7 @@
 
 Of each: whether `fit` takes it, within 60 % or else the least budget that it names; whether one step's peak at the
 allocator keeps to that; whether result, gradients, buffers and random numbers are the plain step's, bit by bit; and
-the seconds
-of `fit` in plain steps. Models of a package that is not installed are left out and named.
+the seconds of `fit` in plain steps. Models of a package that is not installed are left out and named.
 """
 
 import argparse

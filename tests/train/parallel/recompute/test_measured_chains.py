@@ -114,6 +114,21 @@ def test_fifty_fits_agree(budget):
         assert memory.fit(model, torch.randn(512, 32), budget=budget).plan.peak_bytes <= budget
 
 
+class Frozen(dict):
+    """Settings that refuse to be changed, as diffusers has them."""
+
+    def clear(self):
+        raise TypeError
+
+    update = clear
+
+
+def test_settings_that_nobody_may_change_stay_as_they_are():
+    model = net()
+    model.config = Frozen(width=8)
+    assert memory.fit(model, torch.randn(256, 8), budget=0.7).config == {"width": 8}
+
+
 def test_a_stopwatch_counts_what_the_thread_waits_for_but_a_processor():
     watch = Stopwatch(())
     time.sleep(0.05)

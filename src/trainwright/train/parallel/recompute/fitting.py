@@ -78,31 +78,31 @@ def fit(
         try:
             plan = plan_chain(chain, budget=tried_bytes, **settings)
         except InfeasibleBudget as error:
-            if found is not None:
-                return found  # type: ignore[no-any-return]  # a module, with its plan
             # What a refusal names as the least has to be enough: a step says whether it is.
             tried_bytes = error.minimal_bytes
             plan = plan_chain(chain, budget=tried_bytes, **settings)
-        if found is not None and plan.simulation.seconds > _WORTH * found.plan.simulation.seconds:
-            return found  # type: ignore[no-any-return]  # as above
+        if found is not None and plan.seconds > _WORTH * found.plan.seconds:
+            break
         module = apply(model, plan)
         peak = agree(tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1))
         peak += elsewhere + _random_state_bytes(plan)
+        less = peak - plan.peak_bytes
+        if peak <= budget_bytes and (found is not None or less >= 0):
+            return module
+        if found is not None:
+            break
         if peak <= budget_bytes:
             # The parts of a step were not all there at its peak: what it has left over may make a faster plan.
-            less = min(peak - plan.peak_bytes, 0)
-            if found is not None or not less:
-                return module
             found, tried_bytes = module, budget_bytes
             chain = replace(chain, fixed={**chain.fixed, NOT_ALL_AT_ONCE: less})
-            continue
-        if found is not None:
-            return found  # type: ignore[no-any-return]  # as above
-        if peak <= tried_bytes:
+        elif peak <= tried_bytes:
             raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")))
-        # Together the stages took more than was measured of each: plan again with that much in reserve.
-        more = peak - tried_bytes
-        chain = replace(chain, fixed={**chain.fixed, "reserve": chain.fixed["reserve"] + more})
+        else:
+            # Together the stages took more than was measured of each: plan again with that much in reserve.
+            more = peak - tried_bytes
+            chain = replace(chain, fixed={**chain.fixed, "reserve": chain.fixed["reserve"] + more})
+    if found is not None:
+        return found  # type: ignore[no-any-return]  # a module, with its plan
     raise BudgetExceeded(
         f"budget: got {format_bytes(budget_bytes)}, and a step took {format_bytes(peak)} though its plan was within "
         "it; allowed: a budget with room for what stages take that was not measured; raise it"

@@ -56,12 +56,20 @@ def as_before(model: nn.Module) -> Iterator[None]:
             own.clear()
             own.update(before)
         for value, content in contents:
+            # A container that refuses to be changed has not been.
+            if _parts(value) == _parts(content):
+                continue
             value.clear()
             if isinstance(value, list):
                 value.extend(content)
             else:
                 value.update(content)
         set_generators(states)
+
+
+def _parts(container: Any) -> list[int]:
+    """Return which objects are in a list, set or dict."""
+    return [*map(id, container), *(map(id, container.values()) if isinstance(container, dict) else ())]
 
 
 def tracked_peak(
