@@ -150,7 +150,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 _DOMINATED = 0.1
-_TRAINED = ("model", "budget", "best by hand", "its overhead", "overhead", "over it (95 %)", "predicted / allocator's peak")
+_TRAINED = ("model", "budget", "best by hand", "its overhead", "overhead", "over it (95 %)", "predicted / true peak")
 
 
 def _trained_row(row: dict[str, Any]) -> tuple[str, ...]:
