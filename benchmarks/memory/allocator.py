@@ -17,6 +17,9 @@ from trainwright.train.parallel.recompute.trees import tensors_of
 
 __all__ = ["allocator_peak"]
 
+# The profiler that records each request, without Kineto.
+_start: Any = getattr(autograd, "_enable_profiler_legacy")  # noqa: B009  torch does not export it
+_stop: Any = getattr(autograd, "_disable_profiler_legacy")  # noqa: B009  as above
 _SETTINGS = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
 
 
@@ -32,11 +35,11 @@ def allocator_peak(module: nn.Module, sample: Any, loss: Callable[[Any], torch.T
             each.untyped_storage()._cdata: each.untyped_storage().nbytes()  # noqa: SLF001  a storage's identity
             for each in (*module.parameters(), *module.buffers(), *batch)
         }
-        autograd._enable_profiler_legacy(_SETTINGS)  # noqa: SLF001  the one that records each request
+        _start(_SETTINGS)
         try:
             _train_once(module, sample, loss)
         finally:
-            threads = autograd._disable_profiler_legacy()  # noqa: SLF001  as above
+            threads = _stop()
     live = peak = 0
     for event in (event for thread in threads for event in thread):
         if event.kind() == "memory_alloc":
