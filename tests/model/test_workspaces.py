@@ -1,5 +1,6 @@
 """What convolutions borrow while they run is foreseen, whichever kernel does them."""
 
+import gc
 import os
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from trainwright.model.trace.recorder import TensorShape
-from trainwright.model.trace.workspaces import workspace_bytes
+from trainwright.model.trace.workspaces import call_measured, workspace_bytes
 
 GRANULE = 4096
 LAYERS = {
@@ -62,3 +63,23 @@ def test_convolutions(name):
 
 def tensors_of(made):
     return [made] if isinstance(made, torch.Tensor) else made
+
+
+def test_a_garbage_collection_is_no_workspace():
+    """What Python drops while an operation runs was there before it."""
+
+    def work_and_collect(x):
+        result = torch.relu(x)
+        gc.collect()
+        return result
+
+    cycle = []
+    cycle.append(cycle)
+    # Taken while torch counts, so that it knows the size.
+    cycle.append(call_measured(torch.clone, (torch.zeros(1 << 20),), {})[0])
+    gc.disable()
+    try:
+        del cycle
+        assert call_measured(work_and_collect, (torch.zeros(100),), {})[1] == 0
+    finally:
+        gc.enable()

@@ -8,7 +8,9 @@ On CUDA cuDNN's and cuBLAS's workspaces play that part; these have not been meas
 Where operations run, the allocator itself is asked, one by one.
 """
 
+import gc
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +48,16 @@ def call_measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     this thread, and 0 while another profiler watches it or where torch has none of this kind.
     """
     if torch.cuda.is_initialized() and any(each.is_cuda for each in args if isinstance(each, torch.Tensor)):
-        torch.cuda.reset_peak_memory_stats()
-        result = func(*args, **kwargs)
-        return result, torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        collecting = gc.isenabled()
+        # What a garbage collection would give back just now is no workspace.
+        gc.disable()
+        try:
+            torch.cuda.reset_peak_memory_stats()
+            result = func(*args, **kwargs)
+            return result, torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        finally:
+            if collecting:
+                gc.enable()
     # There is one profiler at a time.
     if _start is None or _stop is None or autograd._profiler_enabled():  # type: ignore[attr-defined]  # noqa: SLF001
         return func(*args, **kwargs), 0
@@ -58,10 +67,14 @@ def call_measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     finally:
         threads = _stop()
     live = peak = 0
+    taken: Counter[int] = Counter()
     for event in (event for thread in threads for event in thread):
-        if event.kind() == "memory_alloc":
-            # What is given back comes as a negative number.
-            live += event.cpu_memory_usage()
+        size = event.cpu_memory_usage() if event.kind() == "memory_alloc" else 0
+        # What is given back comes as a negative number. Of older blocks, which a garbage collection may drop just now,
+        # it does not count: they are no workspace, and torch may have their sizes wrong.
+        if size > 0 or taken[-size]:
+            taken[abs(size)] += 1 if size > 0 else -1
+            live += size
             peak = max(peak, live)
     return result, peak - live
 
