@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from trainwright.errors import InputError
 
-__all__ = ["print_rows", "print_table", "seconds", "size"]
+__all__ = ["print_rows", "print_table", "seconds", "shorten", "shorten_list", "size"]
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -45,3 +45,19 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, left
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(padded).rstrip())
+
+
+def shorten_list(numbers: Sequence[int]) -> str:
+    """Return rising numbers such as "0-3,6"."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
+
+
+def shorten(seconds: float) -> str:
+    """Return seconds in three digits."""
+    return "0" if seconds < 1e-9 else f"{seconds:.3g}"

@@ -1,14 +1,12 @@
 """`trainwright plan MODEL`: parallel strategies with speed, memory and limits; `plan calibrate` measures a machine."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import MISSING, asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from trainwright.cli._plan_speeds import SpeedOf
 from trainwright.cli.command import Argument, Option, OrderedGroup, Result, make_group, options_of
-from trainwright.cli.formatting import print_rows, size
+from trainwright.cli.formatting import shorten
 from trainwright.cli.inputs import (
     OracleSettings,
     find_cluster,
@@ -20,19 +18,18 @@ from trainwright.cli.inputs import (
     read_profile,
 )
 from trainwright.cli.plan_fit import calibrate, fit, import_network
+from trainwright.cli.plan_table import SpeedOf, show_ranking
 from trainwright.cli.workflow.plan import PlanStage
 from trainwright.cli.workflow.study_file import read_job
+from trainwright.cluster import Cluster
 from trainwright.errors import InputError
+from trainwright.model.profile import Profile
 from trainwright.plan import Forecast, Oracle, Saving
-from trainwright.plan.forecast import Ranking
-from trainwright.report.formatting import count
 from trainwright.settings import settings_of
 
 __all__ = ["app", "model"]
 
 _SCHEMA = 1
-_LEAST_SHOWN = 1e-3
-"""Of an iteration, that some part takes at least to have a column."""
 
 
 class _Group(OrderedGroup):
@@ -126,20 +123,11 @@ def model(
         )
         for number in numbers
     }
-    state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
-    trained = f"batch {batch}, {settings.precision}, {settings.optimizer}"
-    print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, {trained}")
-    print(f"cluster {machine.name} ({state})")
-    if trace is not None:
-        took = {name: f"{_shorten(seconds)} s" for name, seconds in profile.step_seconds.items()}
-        print(
-            f"measured: {trace}: {took['step']} a step, of it {took['update']} the update and {took['exposed']} wait"
-            f"ing for exchanges (of {took['communication']})"
-        )
+    _show_heading(profile, machine, trace, f"batch {batch}, {settings.precision}, {settings.optimizer}")
     if caveat := next(iter(found.values()))[0].caveat:
         print(f"caveat: {caveat}")
     for number, ranking in found.items():
-        _show_ranking(number, ranking, top=top, samples=samples, speeds=speeds)
+        show_ranking(number, ranking, top=top, samples=samples, speeds=speeds)
     if out is not None:
         # A file is for training: the best plan that it sets up.
         ranked = found[numbers[-1]]
@@ -159,6 +147,19 @@ def model(
     )
 
 
+def _show_heading(profile: Profile, machine: Cluster, trace: Path | None, trained: str) -> None:
+    """Print what is planned, on what, and what a trace measured."""
+    state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
+    print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, {trained}")
+    print(f"cluster {machine.name} ({state})")
+    if trace is not None:
+        took = {name: f"{shorten(seconds)} s" for name, seconds in profile.step_seconds.items()}
+        print(
+            f"measured: {trace}: {took['step']} a step, of it {took['update']} the update and {took['exposed']} wait"
+            f"ing for exchanges (of {took['communication']})"
+        )
+
+
 def _collect_content(plan: Forecast, samples: int | None, speeds: SpeedOf) -> dict[str, Any]:
     hours = None if samples is None else plan.device_hours(samples)
     return {
@@ -172,102 +173,6 @@ def _collect_content(plan: Forecast, samples: int | None, speeds: SpeedOf) -> di
         "device_hours_per_epoch": hours,
         "seconds_to_solution_per_epoch": None if samples is None else plan.seconds_to_solution(samples),
     }
-
-
-def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | None, speeds: SpeedOf) -> None:
-    """Print the table of one number of devices, the best plan's reasons, and what is left out."""
-    print(f"\nat most {count(number, 'device')}\n")
-    # Parts of an iteration that no plan has to speak of would be columns of zeros.
-    shown = [(asdict(plan.breakdown), plan.seconds_per_iteration) for plan in ranking[:top]]
-    parts = [name for name in shown[0][0] if any(found[name] > _LEAST_SHOWN * total for found, total in shown)]
-    rows = [
-        {
-            "strategy": plan.strategy + " =" * plan.within_error_of_best + " *" * bool(plan.refusal),
-            "divided": _describe_division(plan),
-            **({"nodes": _shorten_list(plan.nodes)} if plan.nodes else {}),
-            "micro": plan.micro_batch,
-            "s/iteration": _shorten(plan.seconds_per_iteration),
-            "90 %": " - ".join(map(_shorten, plan.interval)),
-            **{name: _shorten(getattr(plan.breakdown, name)) for name in parts},
-            "memory": size(plan.reserved_bytes),
-            **speeds.columns(plan),
-            **({} if samples is None else {name: _shorten(hours) for name, hours in _hours(plan, samples).items()}),
-        }
-        for plan in ranking[:top]
-    ]
-    print_rows(rows, left=2)
-    if any(plan.within_error_of_best for plan in ranking[:top]):
-        print("= : shares more than half of its interval with the first")
-    for refusal in dict.fromkeys(plan.refusal for plan in ranking[:top] if plan.refusal):
-        print(f"* : priced, but not set up by trial.prepare(plan=...): {refusal}")
-    if len(ranking) > top:
-        print(f"{len(ranking) - top} more strategies are slower; --top shows them")
-    print(f"\n{_show_winner(ranking)}")
-    for nodes, bound in dict.fromkeys((plan.nodes, plan.bound_by) for plan in ranking[:top] if plan.nodes):
-        print(f"  nodes {_shorten_list(nodes)}: " + (f"each counts as one with {bound}" if bound else "the best"))
-    # What limits the first plan, and of others what limits none before them.
-    said: set[str] = set()
-    for plan in ranking[:top]:
-        for each in plan.bottlenecks[:2]:
-            if each.id not in said:
-                print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
-        said |= {each.id for each in plan.bottlenecks[:2]}
-    # Of what the model has no parts for (convolutions of a transformer) only the JSON speaks.
-    refused = [each for each in ranking.rejected if each.allowed != "1"]
-    if refused:
-        print("\nleft out:")
-        for one in refused:
-            print(f"  {one.strategy}: {one.reason}; {one.value}, allowed: {one.allowed}")
-
-
-def _hours(plan: Forecast, samples: int) -> dict[str, float]:
-    hours = plan.device_hours(samples)
-    return {"hours": hours / plan.devices, "device-hours": hours}
-
-
-def _show_winner(ranking: Ranking) -> str:
-    """Return why the first is first: the part of an iteration in which it gains most over the second."""
-    best = ranking[0]
-    if len(ranking) == 1:
-        return f"{best.strategy} is the only strategy that fits"
-    second, parts, others = ranking[1], asdict(best.breakdown), asdict(ranking[1].breakdown)
-    # The part of an iteration in which the first gains most is why it is the first.
-    name = max(parts, key=lambda part: others[part] - parts[part])
-    ratio = second.seconds_per_iteration / best.seconds_per_iteration
-    if others[name] <= parts[name] or ratio <= 1:
-        return f"{best.strategy} comes first: as fast as {second.strategy}, with fewer devices or less memory"
-    return (
-        f"{best.strategy} comes first: {second.strategy} takes {ratio:.3g} times as long, most of it in {name} "
-        f"({_shorten(parts[name])} against {_shorten(others[name])} s)"
-    )
-
-
-def _describe_division(plan: Forecast) -> str:
-    """Return degrees above one, and the other choices of a plan, in a few characters."""
-    # Degrees of one divide nothing, and are left out.
-    parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
-    parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []
-    parts += ["sequence"] if plan.sequence else []
-    parts += [plan.context_by] if plan.context_by else []
-    parts += [plan.schedule + (f"x{plan.chunks}" if plan.chunks > 1 else "")] if plan.schedule else []
-    again = plan.recompute if plan.recompute == "offload" else f"{plan.recompute} recompute"
-    parts += [again] if plan.recompute != "none" else []
-    return " ".join(parts) or "-"
-
-
-def _shorten_list(numbers: Sequence[int]) -> str:
-    """Return rising numbers such as "0-3,6"."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][-1] == number - 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
-
-
-def _shorten(seconds: float) -> str:
-    return "0" if seconds < 1e-9 else f"{seconds:.3g}"
 
 
 @options_of(PlanStage, *(setting.name for setting in settings_of(PlanStage) if setting.default is not MISSING))

@@ -126,6 +126,12 @@ class Forecast(Layout):
         seconds = self.seconds_per_iteration - self.breakdown.checkpoint
         return math.ceil(samples / self.batch) * seconds * self.inflation
 
+    def goal_value(self, goal: str) -> float:
+        """Return what one of `GOALS` makes of the plan, as a search has it: lower is better."""
+        seconds = self.seconds_per_iteration
+        values = {"device-hours": seconds * self.devices, "memory": float(self.peak_bytes)}
+        return self.seconds_to_solution(self.batch) if goal == "time-to-solution" else values.get(goal, seconds)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking(Sequence[Forecast]):

@@ -9,32 +9,23 @@ from typing import Annotated, Any
 from trainwright.cluster import Cluster
 from trainwright.cluster.placement import EqualPart, equal_parts
 from trainwright.errors import InputError
-from trainwright.plan.byte_sizes import distinct_sizes
 from trainwright.plan.fit.fit_runs import fit_runs
 from trainwright.plan.fit.measured_run import MeasuredRun
 from trainwright.plan.forecast import Forecast, Ranking, Rejection, ScalingCurve
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.parallel import paradl
 from trainwright.plan.parallel.assembly import assemble, mark_within_error
-from trainwright.plan.parallel.candidates import CHUNKS, MODES, Shapes, shapes
+from trainwright.plan.parallel.candidates import CHUNKS, MODES, shapes
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Profiles, profile_in
 from trainwright.plan.parallel.pricing import Pricer
-from trainwright.plan.parallel.search import FamilyBest, search
+from trainwright.plan.parallel.search import FamilyBest, NoPlan, beyond_memory, no_plan, search
 from trainwright.plan.parallel.single_plan import make_layout, mesh_of_layout
 from trainwright.plan.plan_query import Input, PlanQuery, Saving
 from trainwright.settings import Settings
 from trainwright.validators import number, one_of
 
 __all__ = ["NoPlan", "Oracle"]
-
-
-class NoPlan(InputError):
-    """No strategy fits; `rejected` says why of each."""
-
-    def __init__(self, message: str, rejected: tuple[Rejection, ...] = ()) -> None:
-        super().__init__(message)
-        self.rejected = rejected
 
 
 @dataclass(frozen=True)
@@ -129,12 +120,12 @@ class Oracle(Settings, error=InputError):
             for plan in ranking:
                 placed = _place(plan, part) if part else plan
                 known = best.get(plan.strategy)
-                if known is None or _goal_value(placed, query.goal) < _goal_value(known, query.goal):
+                if known is None or placed.goal_value(query.goal) < known.goal_value(query.goal):
                     best[plan.strategy] = placed
         if not best:
             assert failure is not None  # noqa: S101 -- each part has plans, or none for a reason
             raise failure
-        plans = sorted(best.values(), key=lambda plan: (_goal_value(plan, query.goal), plan.devices, plan.strategy))
+        plans = sorted(best.values(), key=lambda plan: (plan.goal_value(query.goal), plan.devices, plan.strategy))
         return Ranking(
             plans=mark_within_error([replace(plan, within_error_of_best=False) for plan in plans]),
             rejected=tuple(each for name, each in rejected.items() if name not in best),
@@ -147,12 +138,12 @@ class Oracle(Settings, error=InputError):
         parts = min(arrays.parts, query.devices * max(CHUNKS))
         pricer = Pricer(arrays, self.cluster, query.plan_optimizer, most_parts=parts)
         if self.formulas:
-            return _rank_published(pricer, possible, query)
+            return paradl.rank_published(pricer, possible, query)
         # The search keeps one candidate a strategy; only these become forecasts.
         found = search(pricer, possible, query)
         rejected = (
             *possible.rejected,
-            *(_beyond_memory(_name(each), each.least_bytes, query) for each in found if each.prices is None),
+            *(beyond_memory(_name(each), each.least_bytes, query) for each in found if each.prices is None),
         )
         plans = [
             (
@@ -165,7 +156,7 @@ class Oracle(Settings, error=InputError):
         # Nothing fits: name the strategy that comes closest.
         if not plans:
             least = min(found, key=lambda each: each.least_bytes)
-            raise _no_plan(least.least_bytes, _name(least), query, rejected)
+            raise no_plan(least.least_bytes, _name(least), query, rejected)
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
         return Ranking(
             plans=mark_within_error([plan for _, plan in plans]),
@@ -303,45 +294,5 @@ def _place(plan: Forecast, part: EqualPart) -> Forecast:
     return replace(plan, nodes=part.nodes(plan.devices), bound_by=part.bound_by)
 
 
-def _goal_value(plan: Forecast, goal: str) -> float:
-    """Return what `goal` makes of a plan, as the search has it: lower is better."""
-    seconds = plan.seconds_per_iteration
-    values = {"device-hours": seconds * plan.devices, "memory": float(plan.peak_bytes)}
-    return plan.seconds_to_solution(plan.batch) if goal == "time-to-solution" else values.get(goal, seconds)
-
-
 def _name(found: FamilyBest) -> str:
     return "+".join([*([found.mode] if found.mode else []), *found.axes]) or "serial"
-
-
-def _rank_published(pricer: Pricer, possible: Shapes, query: PlanQuery) -> Ranking:
-    """Return the best plan of every strategy by the published formulas: there are few, and each is priced."""
-    best: dict[str, Forecast] = {}
-    least: dict[str, int] = {}
-    for layout in paradl.candidate_layouts(possible.mesh, query):
-        plan = paradl.project(pricer, query, layout)
-        known = best.get(plan.strategy)
-        if plan.peak_bytes > query.memory_bytes:
-            least[plan.strategy] = min(plan.peak_bytes, least.get(plan.strategy, plan.peak_bytes))
-        elif known is None or plan.seconds_per_iteration < known.seconds_per_iteration:
-            best[plan.strategy] = plan
-    refused = [_beyond_memory(name, size, query) for name, size in least.items() if name not in best]
-    if not best:
-        name = min(least, key=least.__getitem__)
-        raise _no_plan(least[name], name, query, (*possible.rejected, *refused))
-    plans = sorted(best.values(), key=lambda plan: (plan.seconds_per_iteration, plan.devices, plan.strategy))
-    return Ranking(plans=mark_within_error(plans), rejected=(*possible.rejected, *refused))
-
-
-def _no_plan(least_bytes: float, name: str, query: PlanQuery, rejected: tuple[Rejection, ...]) -> NoPlan:
-    wanted, allowed = distinct_sizes(least_bytes, query.memory_bytes)
-    return NoPlan(
-        f"no strategy fits: each needs more than {allowed} a device, the least {wanted} ({name}); give more devices, "
-        "more memory or a smaller batch",
-        rejected,
-    )
-
-
-def _beyond_memory(name: str, least_bytes: float, query: PlanQuery) -> Rejection:
-    wanted, allowed = distinct_sizes(least_bytes, query.memory_bytes)
-    return Rejection(strategy=name, reason="memory: the least that a device would need", value=wanted, allowed=allowed)

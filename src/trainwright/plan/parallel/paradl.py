@@ -16,23 +16,45 @@ from trainwright.cluster.placement import group_tier
 from trainwright.errors import InputError
 from trainwright.plan.byte_sizes import reserved_bytes
 from trainwright.plan.fit.prediction_interval import interval_of
-from trainwright.plan.forecast import Breakdown, Forecast
+from trainwright.plan.forecast import Breakdown, Forecast, Ranking
 from trainwright.plan.layout import Degrees, Layout
+from trainwright.plan.parallel.assembly import mark_within_error
+from trainwright.plan.parallel.candidates import Shapes
 from trainwright.plan.parallel.mesh import Bools, Mesh
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.roofline import layer_seconds
+from trainwright.plan.parallel.search import beyond_memory, no_plan
 from trainwright.plan.parallel.single_plan import make_layout
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.plan.parallel.strategies.spatial import halo_elements
 from trainwright.plan.plan_query import PlanQuery
 
-__all__ = ["candidate_layouts", "project"]
+__all__ = ["project", "rank_published"]
 
 _DIVIDING = ("filter", "channel", "spatial")
 _PAPER = "serial, data, filter, channel, spatial, data with one of these three, and pipeline"
 
 
-def candidate_layouts(mesh: Mesh, query: PlanQuery) -> Iterator[Layout]:
+def rank_published(pricer: Pricer, possible: Shapes, query: PlanQuery) -> Ranking:
+    """Return the best plan of every strategy by the published formulas: there are few, and each is priced."""
+    best: dict[str, Forecast] = {}
+    least: dict[str, int] = {}
+    for layout in _candidate_layouts(possible.mesh, query):
+        plan = project(pricer, query, layout)
+        known = best.get(plan.strategy)
+        if plan.peak_bytes > query.memory_bytes:
+            least[plan.strategy] = min(plan.peak_bytes, least.get(plan.strategy, plan.peak_bytes))
+        elif known is None or plan.seconds_per_iteration < known.seconds_per_iteration:
+            best[plan.strategy] = plan
+    refused = [beyond_memory(name, size, query) for name, size in least.items() if name not in best]
+    if not best:
+        name = min(least, key=least.__getitem__)
+        raise no_plan(least[name], name, query, (*possible.rejected, *refused))
+    plans = sorted(best.values(), key=lambda plan: (plan.seconds_per_iteration, plan.devices, plan.strategy))
+    return Ranking(plans=mark_within_error(plans), rejected=(*possible.rejected, *refused))
+
+
+def _candidate_layouts(mesh: Mesh, query: PlanQuery) -> Iterator[Layout]:
     """Yield what the paper has formulas for: whole batches at once, in a pipeline by GPipe in micro-batches."""
     for row in np.flatnonzero(mesh.chunks == 1):
         degrees = Degrees(**{axis.name: int(mesh.axis(axis.name)[row]) for axis in mesh.axes})

@@ -10,15 +10,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainwright.errors import InputError
+from trainwright.plan.byte_sizes import distinct_sizes
+from trainwright.plan.forecast import Rejection
 from trainwright.plan.parallel.bounds import bounds_of
 from trainwright.plan.parallel.candidates import LEVELS, MODES, Shapes, choices_of
 from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.plan_query import PlanQuery
 
-__all__ = ["FamilyBest", "search"]
+__all__ = ["FamilyBest", "NoPlan", "beyond_memory", "no_plan", "search"]
 
 _FIRST_ROUND = 16
+
+
+class NoPlan(InputError):
+    """No strategy fits; `rejected` says why of each."""
+
+    def __init__(self, message: str, rejected: tuple[Rejection, ...] = ()) -> None:
+        super().__init__(message)
+        self.rejected = rejected
 
 
 @dataclass(slots=True)
@@ -156,3 +167,19 @@ def _order(prices: Prices, row: int) -> tuple[int, ...]:
         *(int(item) for item in mesh.degrees[row]),
         -int(mesh.micro[row]),
     )
+
+
+def no_plan(least_bytes: float, name: str, query: PlanQuery, rejected: tuple[Rejection, ...]) -> NoPlan:
+    """Return the error that names the strategy that comes closest, and its bytes."""
+    wanted, allowed = distinct_sizes(least_bytes, query.memory_bytes)
+    return NoPlan(
+        f"no strategy fits: each needs more than {allowed} a device, the least {wanted} ({name}); give more devices, "
+        "more memory or a smaller batch",
+        rejected,
+    )
+
+
+def beyond_memory(name: str, least_bytes: float, query: PlanQuery) -> Rejection:
+    """Return why a strategy is left out of which no plan fits."""
+    wanted, allowed = distinct_sizes(least_bytes, query.memory_bytes)
+    return Rejection(strategy=name, reason="memory: the least that a device would need", value=wanted, allowed=allowed)
