@@ -5,7 +5,8 @@ Tables of TaskSet (Metz et al., arXiv 2002.11887) on 16 devices and of AlgoPerf 
 restart takes a tenth of an epoch. All start new trials as long as there is time: ASHA on one device ("refills"), on the
 best fixed size by what it reached, RASDA, and RASDA as published; "HyperSched" is its rule on ASHA: no trial is started
 that could not catch up with the most trained one, and free devices go to the best that run (Liaw et al., SoCC 2019).
-Ours is `deadline=` with ASHA of promotions times `MarginalGain`. Regret is the distance from the best end of the table,
+Ours is `deadline=` with ASHA whose cut adapts, times
+`MarginalGain`; "adaptive cut" is the same without the deadline. Regret is the distance from the best end of the table,
 the median end's being 1, of the best complete trial; 1 where none is complete. Intervals are 95 % bootstraps over
 studies; the last column is the paired difference to the best of the others.
 
@@ -38,6 +39,7 @@ __all__ = ["main"]
 DEADLINES = (0.5, 1.0, 2.0, 4.0)  # times a whole trial on one device
 TWICE, FOUR = SPEEDS["CIFAR-10", "DGX"]["held"]
 SIZES = (1, 2, 4)
+FIRST = 3000  # of the seeds, which nobody looked at while the rule was made
 LEAST_ROWS = 76
 OURS = "deadline"
 
@@ -72,6 +74,7 @@ class _CatchUp:
 def contenders(length: int) -> dict[str, list[tw.Scheduler]]:
     """Return schedulers by name; of several the best counts."""
     asha = tw.ASHA(max_epochs=length)
+    ours = tw.Scheduler(tw.ASHA(max_epochs=length, cutoff="adaptive"), tw.MarginalGain())
     return {
         "ASHA, refills": [tw.Scheduler(asha, tw.Fixed(1))],
         "best fixed size": [tw.Scheduler(asha, tw.Fixed(size)) for size in SIZES],
@@ -79,7 +82,8 @@ def contenders(length: int) -> dict[str, list[tw.Scheduler]]:
         "RASDA as published": [tw.RASDA(max_epochs=length, as_published=True)],
         "HyperSched": [tw.Scheduler(asha, HyperSched())],
         "MarginalGain": [tw.Scheduler(asha, tw.MarginalGain())],
-        OURS: [tw.Scheduler(tw.ASHA(max_epochs=length, kind="promotion"), tw.MarginalGain())],
+        "adaptive cut": [ours],
+        OURS: [ours],
     }
 
 
@@ -103,7 +107,7 @@ def regret(curves: Curves, scheduler: tw.Scheduler, devices: int, seed: int, tim
 def play(tables: list[Curves], devices: int, time: float, seeds: int) -> dict[str, np.ndarray]:
     """Return the regrets of all studies by contender; of several sizes those of the one best in the mean."""
     found: dict[str, list[list[float]]] = {}
-    for seed in range(seeds):
+    for seed in range(FIRST, FIRST + seeds):
         curves = tables[seed % len(tables)]
         for name, schedulers in contenders(curves.length).items():
             row = [regret(curves, each, devices, seed, time, ours=name == OURS) for each in schedulers]

@@ -151,7 +151,7 @@ def test_no_decision_compares_all_trials(cutoff):
         ({"max_epochs": 9, "eta": math.nan}, "ASHA.eta: got nan; allowed: a number > 1, usually 2, 3 or 4"),
         ({"max_epochs": 9, "eta": math.inf}, "ASHA.eta: got inf; allowed: a number > 1, usually 2, 3 or 4"),
         ({"max_epochs": 9, "eta": "three"}, "ASHA.eta: got 'three'; allowed: a number > 1, usually 2, 3 or 4"),
-        ({"max_epochs": 9, "cutoff": "top"}, "ASHA.cutoff: got 'top'; allowed: 'rank', 'quantile'"),
+        ({"max_epochs": 9, "cutoff": "top"}, "ASHA.cutoff: got 'top'; allowed: 'rank', 'quantile', 'adaptive'"),
     ],
 )
 def test_bad_settings(settings_, sentence):
@@ -163,3 +163,17 @@ def test_bad_settings(settings_, sentence):
 def test_as_many_first_epochs_as_epochs_is_no_rung():
     """min_epochs == max_epochs is allowed: no comparison, every trial runs its length."""
     assert ASHA(max_epochs=5, min_epochs=5).rungs == ()
+
+
+@pytest.mark.parametrize(("foretells", "least", "most"), [(True, 1 / 3, 0.4), (False, 0.8, 1.0)])
+def test_an_adaptive_cut_follows_what_a_rung_foretells(foretells, least, most):
+    """Where the first rung ranks as the second does it passes 1/eta; where it says nothing nearly everybody."""
+    rule, draws = ASHA(max_epochs=9, min_epochs=1, cutoff="adaptive"), np.random.default_rng(0)
+    index, passed = rule.empty(), []
+    for trial in range(600):
+        early, late = draws.random(2)
+        index, verdict = judge(rule, index, trial, 1, early)
+        passed.append(isinstance(verdict, Continue))
+        if passed[-1]:
+            index, _ = judge(rule, index, trial, 3, early if foretells else late)
+    assert least - 0.05 <= np.mean(passed[300:]) <= most

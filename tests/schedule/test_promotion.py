@@ -359,7 +359,7 @@ BAD = [
     (lambda: ASHA(max_epochs=9, kind="both"), "ASHA.kind: got 'both'; allowed: 'stopping', 'promotion'"),
     (
         lambda: ASHA(max_epochs=9, kind="promotion", cutoff="quantile"),
-        "ASHA.cutoff: got 'quantile' with kind='promotion'; allowed: 'rank', or kind='stopping'",
+        "ASHA.cutoff: got 'quantile' with kind='promotion'; allowed: 'rank', 'adaptive', or kind='stopping'",
     ),
     (
         lambda: SuccessiveHalving(n=0, max_epochs=9),

@@ -58,6 +58,11 @@ class TestAshaByQuantile(RuleConformance):
         return ASHA(max_epochs=16, eta=2, cutoff="quantile")
 
 
+class TestAshaWithAdaptiveCut(RuleConformance):
+    def make_rule(self):
+        return ASHA(max_epochs=27, cutoff="adaptive")
+
+
 class TestAshaOfPromotions(RuleConformance):
     rank_based = True
 

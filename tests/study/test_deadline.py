@@ -60,7 +60,7 @@ def test_a_run_by_a_deadline(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert datetime.now().astimezone() < end + timedelta(seconds=2)
     said = capsys.readouterr().err
     assert study.state.counts["complete"] >= 2
-    assert "from now on up to 1 trial on 1 device each train to their end" in said
+    assert "from now on the best train to their end, each on up to 1 device" in said
     assert "more trials are complete; best loss=" in said
     assert "forecast: " in said
 

@@ -106,6 +106,8 @@ class DeviceAllocator:
         self.estimates.start = self.policy.start
         self._planner = self.policy.planner() if self.planner is None else self.planner
         self._actions: list[Action] = []
+        # Of trials that ran: the latest loss, and the seconds of an epoch, for those that are promoted.
+        self._known: dict[int, tuple[float, float | None]] = {}
 
     @property
     def measures(self) -> bool:
@@ -120,15 +122,16 @@ class DeviceAllocator:
         running = self.running[trial]
         # Seconds per epoch since the last report; together with those on the starting size they give a speed-up.
         if running.measured_from is not None and epoch > running.measured_from[0]:
-            running.epoch_seconds = (at - running.measured_from[1]) / (epoch - running.measured_from[0])
+            spent = max(0.0, at - running.measured_from[1])
+            running.epoch_seconds = spent / (epoch - running.measured_from[0])
             # Only epochs on the starting size are comparable between trials; those on others give the trial's own
             # speed-up.
             # What they would take on devices of speed 1.
             seconds = running.epoch_seconds * self.block_speed(running.block)
-            if len(running.block) == self.policy.start:
-                self.estimates.saw_epoch(seconds)
+            if len(running.block) == self.policy.start and seconds:  # an epoch of a table may take no time
+                self.estimates.saw_epochs(seconds, epoch - running.measured_from[0])
                 running.start_epoch_seconds = seconds
-            elif running.start_epoch_seconds and seconds:  # an epoch of a table may take no time
+            elif running.start_epoch_seconds and seconds:
                 self.estimates.saw_speedup(
                     len(running.block) / self.policy.start, running.start_epoch_seconds / seconds
                 )
@@ -172,6 +175,7 @@ class DeviceAllocator:
         self.preempted.pop(trial, None)
         running = self.running.pop(trial, None)
         if running is not None:
+            self._known[trial] = running.loss, running.start_epoch_seconds
             self.touched.add(trial)
             if running is self.changed:
                 self.changed = None
@@ -232,6 +236,7 @@ class DeviceAllocator:
             self.free_slots.give(block)
             return False
         running = RunningTrial(trial=pending.trial, block=block, epoch=pending.epoch)
+        running.loss, running.start_epoch_seconds = self._known.pop(pending.trial, (math.inf, None))
         # The first epoch after a restart is longer.
         running.measured_from = None if pending.epoch else (0, self.at)
         running.rungs = bisect(self.rungs, pending.epoch)

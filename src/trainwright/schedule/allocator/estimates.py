@@ -191,11 +191,12 @@ class Estimates:
         measured = self._restarts.get(size) or self._restarts.get(0)
         return measured[len(measured) * 9 // 10] if measured else self.restart_seconds
 
-    def saw_epoch(self, seconds: float) -> None:
-        """Note the seconds of an epoch of a trial of the starting size."""
-        insort(self._epochs, seconds)
+    def saw_epochs(self, seconds: float, epochs: int = 1) -> None:
+        """Note the seconds of each of some epochs of a trial of the starting size."""
+        for _ in range(min(epochs, 64)):
+            insort(self._epochs, seconds)
         # Both ends are dropped, so that the median follows the latest without being pulled by outliers.
-        if len(self._epochs) > 64:
+        while len(self._epochs) > 64:
             del self._epochs[0], self._epochs[-1]
 
     def epoch_seconds(self) -> float | None:

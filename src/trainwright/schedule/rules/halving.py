@@ -17,7 +17,7 @@ from trainwright.randomness import rng
 from trainwright.schedule.rules.promotion_rule import Event, Opened
 from trainwright.schedule.rules.rung_rule import FIRST, AsynchronousRule, RungRule, ladder
 from trainwright.schedule.rungs.brackets import Brackets
-from trainwright.schedule.rungs.rungs import QuantileRung, Rungs, RungTable
+from trainwright.schedule.rungs.rungs import AdaptiveRung, QuantileRung, Rungs, RungTable
 from trainwright.validators import integer, one_of
 
 __all__ = ["ASHA", "Hyperband", "SuccessiveHalving"]
@@ -63,24 +63,28 @@ class ASHA(AsynchronousRule):
 
     `kind="stopping"`: with `cutoff="rank"` a trial goes on iff its rank is at most max(1, floor(n/eta)), itself counted
     in n; with "quantile" iff its loss is at most the linearly interpolated 1/eta quantile of those recorded before it
-    (the first always goes on). The others stop; nobody pauses.
+    (the first always goes on). The others stop; nobody pauses. "adaptive" is "rank" with a share of its own for each
+    rung: twice the range of ranks from which the best third of the next rung came, at least 1/eta. On curves whose
+    early epochs foretell little it is as if eta were smaller.
 
     `kind="promotion"`: a trial goes on iff its rank is at most floor(n/eta); the others pause. Free devices go to the
     best paused trial that has come to be among the best floor(n/eta), from the highest rung down, else to a new trial.
     """
 
-    cutoff: Annotated[Literal["rank", "quantile"], one_of("rank", "quantile")] = "rank"
+    cutoff: Annotated[Literal["rank", "quantile", "adaptive"], one_of("rank", "quantile", "adaptive")] = "rank"
 
     def check_together(self) -> None:
         """Refuse a ladder without a first rung, and a quantile by which trials would be paused."""
         AsynchronousRule.check_together(self)
         if self.cutoff == "quantile" and self.kind == "promotion":
             raise ScheduleError(
-                "ASHA.cutoff: got 'quantile' with kind='promotion'; allowed: 'rank', or kind='stopping'"
+                "ASHA.cutoff: got 'quantile' with kind='promotion'; allowed: 'rank', 'adaptive', or kind='stopping'"
             )
 
     def make_table(self) -> RungTable:
         """Return an empty rung, which compares by rank or by quantile."""
+        if self.cutoff == "adaptive":
+            return AdaptiveRung(self._factor, least=0 if self.promotes else 1)
         return QuantileRung(self._factor) if self.cutoff == "quantile" else AsynchronousRule.make_table(self)
 
 

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     WAIT,
+    Continue,
     Event,
     New,
+    Pause,
     Promote,
     PromotionRule,
     RuleView,
@@ -138,3 +140,10 @@ class AsynchronousRule(RungRule):
         """Return empty rungs."""
         tables = {rung: self.make_table() for rung in self.rungs}
         return Rungs(type(self).__name__, tables, self.max_epochs, self.promotes)
+
+    def on_report(self, index: RungIndex, view: RuleView, trial: TrialView) -> Verdict:
+        """Before a deadline the best that has come to a rung goes on, however few have."""
+        verdict = RungRule.on_report(self, index, view, trial)
+        if view.final and isinstance(verdict, Pause) and isinstance(index, Rungs) and index.leads(trial.number):
+            return Continue(verdict.reason)
+        return verdict

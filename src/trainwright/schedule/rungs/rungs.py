@@ -10,6 +10,7 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 from trainwright.schedule.rules.promotion_rule import (
@@ -29,7 +30,22 @@ from trainwright.schedule.rules.promotion_rule import (
     Verdict,
 )
 
-__all__ = ["LossEntry", "Place", "QuantileRung", "RankRung", "RungTable", "Rungs", "interpolate_quantile"]
+__all__ = [
+    "AdaptiveRung",
+    "LossEntry",
+    "Place",
+    "QuantileRung",
+    "RankRung",
+    "RungTable",
+    "Rungs",
+    "interpolate_quantile",
+]
+
+
+_FEW = 6
+"""So many trials in the next rung say nothing yet."""
+_WEIGHT = 3
+"""Of the factor that was given, in trials."""
 
 
 class LossEntry(NamedTuple):
@@ -67,6 +83,13 @@ class RungTable(ABC):
     def forget(self, gone: Callable[[int], bool]) -> None:  # noqa: B027 -- likewise
         """Forget the best that wait as long as they are gone."""
 
+    def leads(self, trial: int) -> bool:  # noqa: ARG002 -- where nobody waits nobody asks
+        """Whether a trial is the best here."""
+        return False
+
+    def learn(self, following: "RungTable") -> None:  # noqa: B027 -- most cut as they were told
+        """Note what came of those that went on from here to the next rung."""
+
 
 @dataclass(slots=True)
 class RankRung(RungTable):
@@ -82,12 +105,20 @@ class RankRung(RungTable):
         """Record and cut again."""
         entry = LossEntry(event.losses[0], event.trial)
         insort(self.entries, entry)
-        # Exact integers: floor(n / eta) of a fraction, never of a float.
-        self.passing = max(self.least, len(self.entries) * self.eta.denominator // self.eta.numerator)
+        self.passing = max(self.least, self.count_share())
         if not self.passing:
             return False, None
         worst = self.entries[self.passing - 1]
         return entry <= worst, worst.loss
+
+    def leads(self, trial: int) -> bool:
+        """Whether it has the least loss."""
+        return self.entries[0].trial == trial
+
+    def count_share(self) -> int:
+        """Return how many of those here are among the best 1/eta."""
+        # Exact integers: floor(n / eta) of a fraction, never of a float.
+        return len(self.entries) * self.eta.denominator // self.eta.numerator
 
     def wait(self, event: Reported) -> None:
         """Push it to those that wait."""
@@ -104,6 +135,36 @@ class RankRung(RungTable):
         """Pop from the top."""
         while self.waiting and gone(self.waiting[0].trial):
             heapq.heappop(self.waiting)
+
+
+@dataclass(slots=True)
+class AdaptiveRung(RankRung):
+    """As `RankRung`, but where a rung foretells little of the next one, more go on than the best 1/eta.
+
+    The share is twice the range of ranks here from which the best third of the next rung came: four times their mean
+    rank, as the mean of a range is half of it. Where they are spread evenly over all that went on, the cut had nothing
+    to do with who would be best, and the share grows up to everybody.
+    """
+
+    share: float = 0.0
+    learned: int = 0  # from so many in the next rung
+
+    def count_share(self) -> int:
+        """Return how many of those here go on."""
+        return max(RankRung.count_share(self), int(len(self.entries) * self.share))
+
+    def learn(self, following: RungTable) -> None:
+        """Look again where the next rung has a tenth more: O(n), but seldom."""
+        assert isinstance(following, RankRung)  # noqa: S101 -- the tables of a ladder are alike
+        count = len(following.entries)
+        if count < max(_FEW, 1.1 * self.learned):
+            return
+        self.learned = count
+        ranks = {entry.trial: place for place, entry in enumerate(self.entries)}
+        best = [(ranks[entry.trial] + 0.5) / len(ranks) for entry in following.entries[: round(count / 3)]]
+        # Four times the mean; few trials say little beside the factor.
+        self.share = min(1.0, (4 * sum(best) + _WEIGHT / float(self.eta)) / (len(best) + _WEIGHT))
+        self.passing = max(self.least, self.count_share())
 
 
 @dataclass(slots=True)
@@ -180,6 +241,9 @@ class Rungs:
         # A report past several rungs is recorded at each; the highest decides.
         for rung in entered:
             goes_on, threshold = tables[rung].enter(event)
+        for before, following in pairwise(tables):
+            if following in entered:
+                tables[before].learn(tables[following])
         reason = Reason(rule=self.name, epoch=rung, value=event.losses[0], threshold=threshold)
         place.rung, place.epoch, place.report = rung, event.epoch, event if self.pausing else None
         # Promoted trials pass; the others stop, or pause with their place in the queue.
@@ -238,6 +302,10 @@ class Rungs:
                     return Promote(trial, self.last if final else above)
             above = rung
         return None
+
+    def leads(self, trial: int) -> bool:
+        """Whether nobody was better in the rung where a trial is."""
+        return self.ladder_of(trial)[self.places[trial].rung].leads(trial)
 
     def verdict(self, trial: TrialView) -> Verdict:
         """Return the verdict of the rung that the latest report reached; between rungs a trial goes on."""
