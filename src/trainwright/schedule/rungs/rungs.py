@@ -141,8 +141,8 @@ class RankRung(RungTable):
 class AdaptiveRung(RankRung):
     """As `RankRung`, but where a rung foretells little of the next one, more go on than the best 1/eta.
 
-    The share is twice the range of ranks here from which the best third of the next rung came: four times their mean
-    rank, as the mean of a range is half of it. Where they are spread evenly over all that went on, the cut had nothing
+    The share is half more than the range of ranks here from which the best third of the next rung came: three times
+    their mean rank, as the mean of a range is half of it. Where they are spread evenly over all that went on, the cut had nothing
     to do with who would be best, and the share grows up to everybody.
     """
 
@@ -162,8 +162,8 @@ class AdaptiveRung(RankRung):
         self.learned = count
         ranks = {entry.trial: place for place, entry in enumerate(self.entries)}
         best = [(ranks[entry.trial] + 0.5) / len(ranks) for entry in following.entries[: round(count / 3)]]
-        # Four times the mean; few trials say little beside the factor.
-        self.share = min(1.0, (4 * sum(best) + _WEIGHT / float(self.eta)) / (len(best) + _WEIGHT))
+        # Three times the mean; few trials say little beside the factor.
+        self.share = min(1.0, (3 * sum(best) + _WEIGHT / float(self.eta)) / (len(best) + _WEIGHT))
         self.passing = max(self.least, self.count_share())
 
 
