@@ -64,8 +64,8 @@ class ASHA(AsynchronousRule):
     `kind="stopping"`: with `cutoff="rank"` a trial goes on iff its rank is at most max(1, floor(n/eta)), itself counted
     in n; with "quantile" iff its loss is at most the linearly interpolated 1/eta quantile of those recorded before it
     (the first always goes on). The others stop; nobody pauses. "adaptive" is "rank" with a share of its own for each
-    rung: half more than the range of ranks from which the best third of the next rung came, at least 1/eta. On curves whose
-    early epochs foretell little it is as if eta were smaller.
+    rung: half more than the range of ranks from which the best third of the next rung came, at least 1/eta. On curves
+    whose early epochs foretell little it is as if eta were smaller.
 
     `kind="promotion"`: a trial goes on iff its rank is at most floor(n/eta); the others pause. Free devices go to the
     best paused trial that has come to be among the best floor(n/eta), from the highest rung down, else to a new trial.

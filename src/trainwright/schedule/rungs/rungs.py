@@ -142,8 +142,8 @@ class AdaptiveRung(RankRung):
     """As `RankRung`, but where a rung foretells little of the next one, more go on than the best 1/eta.
 
     The share is half more than the range of ranks here from which the best third of the next rung came: three times
-    their mean rank, as the mean of a range is half of it. Where they are spread evenly over all that went on, the cut had nothing
-    to do with who would be best, and the share grows up to everybody.
+    their mean rank, as the mean of a range is half of it. Where they are spread evenly over all that went on, the cut
+    had nothing to do with who would be best, and the share grows up to everybody.
     """
 
     share: float = 0.0
