@@ -128,9 +128,8 @@ class Engine(Protocol):
         """End whatever still runs, without an outcome, and every process."""
 
 
-_SPEED = number(above=0)
 SPEEDS = Validator(
-    lambda value: isinstance(value, Mapping) and all(map(_SPEED.accepts, value.values())),
+    lambda value: isinstance(value, Mapping) and all(map(number(above=0).accepts, value.values())),
     'speeds > 0 by patterns of device names, such as {"old-*": 0.5}',
 )
 
