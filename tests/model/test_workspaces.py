@@ -29,7 +29,9 @@ def borrowed(step):
     """Return the most bytes that an operation holds, and those of its results."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     activity = torch.profiler.ProfilerActivity.CPU
-    with torch.no_grad(), torch.profiler.profile(activities=[activity], profile_memory=True) as profiler:
+    # Torch 2.11 warns unless it is told to keep events.
+    settings = {"activities": [activity], "profile_memory": True, "acc_events": True}
+    with torch.no_grad(), torch.profiler.profile(**settings) as profiler:
         made = step()
     events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
     live = peak = 0
