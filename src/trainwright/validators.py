@@ -12,19 +12,6 @@ from typing import Any
 
 from trainwright.errors import InputError, closest
 
-__all__ = [
-    "Validator",
-    "check",
-    "each",
-    "flag",
-    "instance_of",
-    "integer",
-    "number",
-    "one_of",
-    "optional",
-    "text",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Validator:

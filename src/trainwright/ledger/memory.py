@@ -11,8 +11,6 @@ from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.record import Record
 from trainwright.ledger.writers import new_writer
 
-__all__ = ["MemoryLedger"]
-
 
 @dataclass
 class _Store:

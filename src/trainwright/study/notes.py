@@ -21,8 +21,6 @@ from trainwright.study.driver.budget import Budget
 from trainwright.study.study_log import StudyLog
 from trainwright.train.optuna import OptunaObjective
 
-__all__ = ["JobNote", "SearcherNote", "Searching"]
-
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from trainwright.train import Trial
 
-__all__ = ["leave"]
-
 
 def leave(
     trial: "Trial",
