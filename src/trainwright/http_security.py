@@ -1,4 +1,4 @@
-"""The guard of every HTTP server: which address it binds, which token it needs, and which host names it accepts.
+"""Authenticates HTTP requests (bearer token, Host and Origin checks), and chooses the address that a server binds.
 
 The rules: loopback unless told otherwise; anything else needs a token; a request must name a host that is this one
 (else a page of another site, whose name was made to point here, could read the answers: DNS rebinding), and must not

@@ -1,4 +1,4 @@
-"""Compiles kernels at first use, cached on disk, without options that make results depend on the machine.
+"""Compiles kernels by numba at first use, cached on disk, without options that make results depend on the machine.
 
 Compiled code is cached beside its source, or, where that folder is read-only, in numba's user-wide cache folder;
 NUMBA_CACHE_DIR overrides both, and where none can be written to every process compiles anew. numba looks at the date

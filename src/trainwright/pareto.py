@@ -1,4 +1,4 @@
-"""Pareto fronts of losses (all minimised): who is dominated, ranks, and hypervolume.
+"""Pareto fronts of losses (all minimised): non-dominated sorting, ranks, and hypervolume.
 
 A row dominates another if it is as good in every column and better in one; so equal rows never dominate each other.
 """

@@ -1,4 +1,4 @@
-"""Loads plug-ins: searchers, rules, engines and other kinds by name, built-in or by entry points of distributions.
+"""Loads plug-ins by name: searchers, rules, engines and other kinds, built-in or from entry points of distributions.
 
 A built-in is listed here as "module:Class" and loaded when it is first used. A distribution adds others by entry
 points, in the group of their kind:

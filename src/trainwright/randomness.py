@@ -1,4 +1,4 @@
-"""Counter-based randomness: every draw is a function of (seed, purpose, number, draw), never of timing.
+"""Derives seeds: counter-based randomness, where every draw is a function of (seed, purpose, number, draw).
 
 Philox-4x64 (Salmon et al., SC 2011) keyed by BLAKE2b of (seed, purpose); the counter starts at (number, draw).
 """

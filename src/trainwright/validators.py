@@ -1,4 +1,4 @@
-"""Validators of settings: each is a test of a value, with the words for what it allows.
+"""Validates settings: each validator is a test of a value, with the words for what it allows.
 
 A validator is named like the sentence that it proves: `integer(minimum=1)` allows "a whole number >= 1". All errors
 have one form: what, the value given, what is allowed.

@@ -1,4 +1,4 @@
-"""Digests of files and buffers in chunks of at most 16 MiB, computed from memory when a checkpoint is written.
+"""Computes digests (checksums) of files and buffers in chunks of at most 16 MiB, while a checkpoint is written.
 
 BLAKE2b-128 where a digest names something; XXH3-128 ("xxh3:...") for data, at a twentieth of the cost or less. A file
 is cut into chunks of at most 16 MiB; files of our own are cut at the edges of tensors too, so that one pass over the

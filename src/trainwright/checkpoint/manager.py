@@ -1,4 +1,4 @@
-"""The Manager: saves the state of a training asynchronously, and restores it."""
+"""The checkpoint Manager: saves the state of a training asynchronously, and restores it."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""Processors and memory that a container or a batch job allows to this process, from its Linux control groups.
+"""Reads the CPU and memory limits of a container or batch job on this process from its Linux control groups (cgroups).
 
 Both versions of control groups are read (v2: Documentation/admin-guide/cgroup-v2.rst of the kernel; v1:
 cgroup-v1/memory.rst and scheduler/sched-bwc.rst). A limit of any enclosing group counts, so the least is taken.

@@ -1,4 +1,4 @@
-"""Collectives: what an all-reduce or another exchange costs in seconds among a group of a cluster's ranks.
+"""Predicts the cost of collectives: seconds of an all-reduce or another exchange among a group of a cluster's ranks.
 
 The algorithm that takes least is assumed.
 Each algorithm costs `alpha` seconds a message and `beta` seconds a byte of one link. Sizes are those of the whole

@@ -1,4 +1,4 @@
-"""What is known of a machine's parts: the speed of one device, of its storage, and how often a device fails."""
+"""Describes a machine's parts: a device's speed, its storage, its failure rate; and the roofline of its operations."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Cluster files in TOML; every error names the key.
+"""Reads and writes cluster files in TOML; every error names the key.
 
 Keys are the fields of the dataclasses; the levels of the network are listed under `tier`. `nodes` and
 `devices_per_node` may be left out: the first level is then a node, and the last one the whole cluster.

@@ -1,4 +1,4 @@
-"""The network between devices: its levels, the kinds of exchange, and measured times of exchanges."""
+"""Describes the network between devices: its levels (latency, bandwidth), and measured times of exchanges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

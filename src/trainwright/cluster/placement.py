@@ -1,4 +1,4 @@
-"""Placement: which ranks form the groups of an axis, which level of the network joins a group, and what they share.
+"""Places ranks on nodes: which form the groups of an axis, which network level joins them, and its contention.
 
 Ranks are laid out with the first degree changing fastest, so that the ranks of an axis differ by the product of the
 degrees before it, its stride. Rank r is on node r // devices_per_node, and in group r // tier.devices of each level.

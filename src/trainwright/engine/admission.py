@@ -1,4 +1,4 @@
-"""An engine that asks a verdict before it starts a trial, such as whether its training fits into memory."""
+"""Admission control: refuses a trial before it starts, such as one whose training does not fit into memory."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Find the processors and GPUs that this process may use, and its rank, without loading torch or MPI.
+"""Finds the CPU cores and GPUs that this process may use, and its rank, without loading torch or MPI.
 
 Where a launcher started several processes on this host without binding each to its own devices, they share evenly.
 """

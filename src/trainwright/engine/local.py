@@ -1,4 +1,4 @@
-"""The Local engine: trials on this machine, each alone in a worker process, or in this process for debugging."""
+"""The Local engine: runs trials on this machine, each in a worker process with its own GPUs, or in this process."""
 
 import time
 from collections import deque

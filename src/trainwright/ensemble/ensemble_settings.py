@@ -1,4 +1,4 @@
-"""The way from a library to one ensemble, the same for study files, commands, reports and pages.
+"""Chooses one ensemble from a library, the same for study files, commands, reports and pages.
 
 The settings that a study's ensemble was chosen with are kept beside it, in `ensemble.json`: every other door starts
 from them, so that all of them name the same members.

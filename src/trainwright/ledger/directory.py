@@ -1,4 +1,4 @@
-"""The default ledger: a directory in which each writer appends to a file of its own; no server, no lock."""
+"""The default ledger: a directory in which each writer appends to a journal of its own; no server, no lock."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""The fold: computes the state of a study from its records.
+"""The fold: replays records and computes the state of a study from them.
 
 The result does not depend on how the writers' streams interleave, nor on records that come twice: per trial the order
 is that of leases, a higher lease overrides a lower one, any result beats any failure, and ties within one lease go to

@@ -1,4 +1,4 @@
-"""Journals: append-only files of one writer each.
+"""Appends records to journals durably (fsync): files of one writer each.
 
 Because a file has one writer and a restarted writer opens a new one, no lock is needed and nothing is ever written
 after a torn tail.

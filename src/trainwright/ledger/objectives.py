@@ -1,4 +1,4 @@
-"""Objectives and constraints of a study on its trials' metrics."""
+"""Parses the objectives and constraints of a study, and checks which trials are feasible."""
 
 import math
 import re

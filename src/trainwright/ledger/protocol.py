@@ -1,4 +1,4 @@
-"""The three operations of a ledger, and liveness."""
+"""The protocol of ledgers: append, read and claim; and liveness by heartbeats."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol

@@ -1,4 +1,4 @@
-"""Reads the journals of all writers incrementally, and says how often: the cost grows with what is new.
+"""Reads the journals of all writers incrementally; skips torn and corrupted records by their checksums.
 
 One look takes one `stat` of the folder and one of each journal that may still grow, and `open`, `pread`, `close` for
 each that has grown; that is the least while every writer has a file of its own. The folder is listed only when its time

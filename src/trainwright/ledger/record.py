@@ -1,4 +1,4 @@
-"""The record: one fact by one writer, in one line of a journal."""
+"""The record: one fact by one writer, encoded as a line of a journal with a checksum."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A ledger on a Redis server, for more writers than a shared file system serves well; needs the extra `redis`."""
+"""The ledger on a Redis server, which reconnects and retries; for more writers than a shared file system serves."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The state of one trial: leases, reports, ends, and the status that follows from them."""
+"""The state of one trial: leases (runs), reports, ends, and the status that follows: running, paused, abandoned..."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

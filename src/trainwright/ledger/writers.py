@@ -1,4 +1,4 @@
-"""Writers: identities of processes, and which are dead: by their process here, by missed heartbeats elsewhere.
+"""Detects dead workers (writers): by their process on this host, by missed heartbeats elsewhere.
 
 Drivers decide by `Liveness`; viewers, which look once and write nothing, show the words of `under_way`.
 """

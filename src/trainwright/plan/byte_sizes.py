@@ -1,4 +1,4 @@
-"""Bytes as people write and read them: budgets such as "8 GiB" or a fraction of a step, and sizes as text."""
+"""Parses and formats bytes as people write them: budgets such as 8 GiB or a fraction of a step, and sizes as text."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The query for plans, and the overheads around their steps: reading samples, saving checkpoints, failing devices.
+"""The query for plans, and the overheads around their steps: reading samples, saving checkpoints, device failures.
 
 Time to solution under exponential failures: Daly, "A higher order estimate of the optimum checkpoint interval" (FGCS
 2006), equation 13: M e^(R/M) (e^((tau + C)/M) - 1) W / tau for W seconds of work.

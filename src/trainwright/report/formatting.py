@@ -1,4 +1,4 @@
-"""Numbers, times and a user's text as a reader wants them: few decimals, escaped for HTML."""
+"""Formats numbers, times and a user's text for a reader: few decimals, escaped for HTML."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""The report of a study, and the page of an ensemble: one self-contained HTML file each."""
+"""Writes the report of a study (report.html), and the page of an ensemble: one self-contained HTML file each."""
 
 import shlex
 import time

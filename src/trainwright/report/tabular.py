@@ -1,4 +1,4 @@
-"""The trials of a study for other tools: as CSV or Parquet, one row each, and as points of metrics over time."""
+"""Exports the trials of a study for other tools: as CSV or Parquet, one row each, and metrics over time as points."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The searcher of a study that names none: Gaussian processes while little is known of few columns, then the forest.
+"""The default searcher of a study: Gaussian processes while little is known of few columns, then the forest.
 
 Many columns are searched by an evolution strategy and a process together, several objectives by processes and forest in
 turn.

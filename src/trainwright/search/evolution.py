@@ -1,4 +1,4 @@
-"""Regularised evolution: mutate the best of a few drawn from the youngest trials (Real et al., arXiv 1802.01548)."""
+"""Regularised evolution: mutates the winner of a tournament among the youngest (Real et al., arXiv 1802.01548)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

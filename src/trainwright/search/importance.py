@@ -1,4 +1,4 @@
-"""Parameter importance: the share of the variance of one metric, at one epoch, that each parameter moves.
+"""Computes hyperparameter importance: the share of the variance of one metric, at one epoch, that each parameter moves.
 
 Total-effect indices (Homma and Saltelli, 1996) of the mean of a Gaussian process, by Jansen's estimator (1999):
 E[(f(x) - f(x'))^2] / 2, where x' is x with one parameter drawn anew from the space; a parameter that switches others

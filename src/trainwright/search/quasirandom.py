@@ -1,4 +1,4 @@
-"""Search without feedback: draws from the priors, and the points of a scrambled low-discrepancy sequence."""
+"""Random search, drawn from the priors, and quasi-random search by a scrambled low-discrepancy (Sobol) sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

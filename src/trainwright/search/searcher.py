@@ -1,4 +1,4 @@
-"""The protocol of searchers, and the two things that all of them need: a label on a proposal, and a new point."""
+"""The protocol of searchers, and what all of them need: a label on a proposal, and a new row that is no duplicate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What earlier studies found, carried into another one: by names of parameters, so that the spaces may differ.
+"""Warm start (transfer learning): uses trials of earlier studies in another, by parameter names; spaces may differ.
 
 Their rows are told to the forest, ranked within each study and marked by a column of their own. Other ways, a mixture
 of the best configurations or normals around the best, found less (`benchmarks/transfer`).

@@ -1,4 +1,4 @@
-"""The five maps between the unit interval and the numbers of a parameter.
+"""Maps between the unit interval and a parameter's numbers: linear and log scales, grids, rounded integers, codes.
 
 An axis maps a *unit* (what the matrix holds) to a *number* (a float's or int's value, a choice's position) and back.
 Its fields are arrays with one entry a column: a single column's axis broadcasts over a vector of units, the stacked

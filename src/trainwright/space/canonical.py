@@ -1,4 +1,4 @@
-"""Identity of plain values: canonical JSON and its digest.
+"""Hashes plain values: canonical JSON and its digest.
 
 Two values are the same exactly when their canonical JSON is. So `1`, `1.0`, `True` and `"1"` are four different
 values of a `Choice` (JSON writes 1, 1.0, true and "1"), and a tuple equals the list that JSON makes of it.

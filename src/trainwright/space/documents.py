@@ -1,4 +1,4 @@
-"""Spaces as data: writing them, and reading what was written."""
+"""Serialises spaces as data: writes them to JSON, and reads them back."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING

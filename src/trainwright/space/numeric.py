@@ -1,4 +1,4 @@
-"""Parameters that are numbers, Float and Int, and priors: laws of their unit column, truncated to it.
+"""Numeric parameters, Float and Int (uniform or log-uniform), and priors: laws of their unit column, truncated to it.
 
 A prior's unit u in [0, 1] is the one after the log if the parameter has one: `Normal(0.5, 0.125)` on
 `Float(1e-5, 1e-1, log=True)` is centred on 1e-3 with a standard deviation of half a decade.

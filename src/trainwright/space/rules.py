@@ -1,4 +1,4 @@
-"""Requirements and derived values of a space, bound to its columns and evaluated over many rows at once.
+"""Requirements (constraints) and derived values of a space, bound to its columns and evaluated over many rows at once.
 
 A requirement is a text over parameters, such as "batch * accumulation <= 4096". It applies only to rows in which all
 names that it uses are active.

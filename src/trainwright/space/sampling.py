@@ -1,4 +1,4 @@
-"""Legal rows: drawn from the priors (rejection in rounds, then repair, then an error), or all of a finite space."""
+"""Samples rows from the priors and rejects those that violate a constraint: in rounds, then repair, then an error."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Claims on trial numbers, leases and slots of one study, and the liveness of their holders.
+"""Claims trials: atomic claims on trial numbers, leases and worker slots of one study, and whether their holders live.
 
 Nothing here is locked. A claim is won once and for ever, so what a dead holder had is claimed at the next turn of the
 same key. Clocks of different hosts are never compared (see `Liveness`).

@@ -1,4 +1,4 @@
-"""The read-only part of a study: best trial, Pareto front, recommendation, importance, data frame."""
+"""The read-only part of a study: best trial, Pareto front, recommendation, parameter importance, data frame."""
 
 from typing import TYPE_CHECKING
 

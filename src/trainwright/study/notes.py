@@ -1,4 +1,4 @@
-"""Records the training function, searcher and rule in the ledger, so that workers need only the study's address."""
+"""Records the training function, searcher and rule in the ledger, so that workers join by the study's address alone."""
 
 import hashlib
 import inspect

@@ -1,4 +1,4 @@
-"""The results of a study: feasible trials, best trial, Pareto front, hypervolume, and the trial to deploy."""
+"""Computes the results of a study: feasible trials, best trial, Pareto front, hypervolume, and the trial to deploy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

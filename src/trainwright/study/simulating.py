@@ -1,4 +1,4 @@
-"""The simulating part of a study: forecasts on a simulated cluster, from given curves or its own, and of a deadline."""
+"""Simulates a study: forecasts on a simulated cluster, from given curves or its own, and what ends by a deadline."""
 
 from collections.abc import Mapping
 from itertools import groupby, pairwise

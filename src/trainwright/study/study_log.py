@@ -1,4 +1,4 @@
-"""The log of one study: its ledger, the state folded from the records, and further projections of them."""
+"""The study log: appends records to the ledger, retries on a full disk, folds records into state and projections."""
 
 import gc
 import os

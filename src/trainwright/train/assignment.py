@@ -1,4 +1,4 @@
-"""The interface of engine and trial: the assignment, the channel to the ledger, and how a trial's end is signalled."""
+"""The interface of engine and trial: the assignment, the channel to the ledger, and how early stopping ends a trial."""
 
 import re
 import reprlib

@@ -1,4 +1,4 @@
-"""Batches as trees of tensors: counted, cut along their first axis, trained part by part, placed on a device."""
+"""Splits batches into micro-batches, accumulates gradients over them, and moves batches to a device."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

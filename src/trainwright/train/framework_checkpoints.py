@@ -1,4 +1,4 @@
-"""Checkpoints of a trial whose files somebody else writes: a framework, or the user's own function.
+"""Saves and finds checkpoints of a trial whose files a framework or the user's own function writes.
 
 Each is a file or a folder `epoch-000003-lease-000001` in the trial's folder. Beside it lies its marker, the same name
 with `.json`: the report that it was saved for, and the size of each file. The marker is written last, so a checkpoint

@@ -1,4 +1,4 @@
-"""The batch of a trial that is chosen before each epoch by goodput: progress a second, as measured so far."""
+"""Adapts the batch size of a trial before each epoch to the largest goodput: progress a second, as measured so far."""
 
 import math
 import time

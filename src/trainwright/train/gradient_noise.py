@@ -1,4 +1,4 @@
-"""The gradient noise scale, measured while training, and what it says of larger batches.
+"""Measures the gradient noise scale while training, and says what larger batches are worth (AdaScale's gain).
 
 The trace of the covariance of a sample's gradient over the squared norm of the mean gradient: the batch at which one
 step of twice the size saves about a quarter of the steps (McCandlish et al., arXiv 1812.06162). It needs the norms of

@@ -1,4 +1,4 @@
-"""From the backward pass to the update, as `run.step` does it: loss scaling, the norm over all shards, clipping.
+"""From backward pass to optimizer step: loss scaling (mixed precision), gradient norm over shards, gradient clipping.
 
 Loss scaling is torch's `GradScaler` (Micikevicius et al., arXiv 1710.03740): losses are multiplied before the backward
 pass, gradients divided before anything looks at them, and a step whose gradients overflowed is left out on all ranks.

@@ -1,4 +1,4 @@
-"""The ranks of a trial on several devices: how they find each other, report as one, and part."""
+"""The process group of a trial on several devices: how ranks initialise torch.distributed, report as one, and part."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Optimizers for large batches, LARS and LAMB, and optimizers by name.
+"""Optimizers for large batches, LARS and LAMB, which scale each layer's step by its trust ratio; optimizers by name.
 
 Both let a layer's step be in proportion to the norm of its weights (You et al., arXiv 1708.03888 and 1904.00962).
 """

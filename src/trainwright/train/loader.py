@@ -1,4 +1,4 @@
-"""A loader whose batches are a function of (seed, epoch, place): resumed in mid-epoch by two integers.
+"""The data loader: batches are a function of (seed, epoch, place), so it resumes in mid-epoch by two integers.
 
 Neither the number of workers, nor what they had fetched ahead, nor the number of ranks changes a sample or its
 augmentation: the order is a keyed permutation, and every sample is made under a seed of its own.

@@ -1,4 +1,4 @@
-"""The batches of the user's own loader, shared by the ranks of a trial without changing a sample of any of them."""
+"""Shards the batches of the user's own DataLoader over the ranks of a trial without changing a sample of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice

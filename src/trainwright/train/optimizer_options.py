@@ -1,4 +1,4 @@
-"""The hyperparameters of an optimizer, which a clone keeps although it takes over another trial's state."""
+"""Reads and sets an optimizer's hyperparameters, which a clone keeps although it takes over another trial's state."""
 
 from typing import Any
 

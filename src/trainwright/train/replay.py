@@ -1,4 +1,4 @@
-"""Replay: an interrupted epoch restarts in the training function without computing any of its steps twice.
+"""Replays an interrupted epoch: it restarts in the training function without computing any of its steps twice.
 
 A checkpoint within an epoch holds the losses of its steps so far, and where generators and loader stood at its start.
 The next run of the trial goes through the epoch from there: `run.step` returns the losses that are known, and after the

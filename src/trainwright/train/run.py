@@ -1,4 +1,4 @@
-"""What `trial.prepare` hands back: model, optimizer and batches, placed on the trial's devices."""
+"""What `trial.prepare` returns: model, optimizer and batches placed on the trial's devices, and the training step."""
 
 from collections.abc import Callable
 from copy import deepcopy

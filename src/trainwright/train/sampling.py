@@ -1,4 +1,4 @@
-"""The order of samples in an epoch: a function of (seed, epoch, position) alone, without state.
+"""Shuffles the samples of an epoch: their order is a function of (seed, epoch, position) alone, without state.
 
 The order is a keyed permutation: an alternating Feistel network over Z_a x Z_b with a b >= n, walked along its cycles
 until it is back below n (Black & Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).

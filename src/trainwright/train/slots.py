@@ -1,4 +1,4 @@
-"""Gradients that are the same to the last bit on any number of ranks: the global batch is cut into logical slots.
+"""Bit-exact gradients on any number of ranks: the global batch is cut into logical slots, summed in a fixed order.
 
 Floating-point sums depend on their order and kernels on the shape of a batch, so an all-reduce over N ranks rounds
 otherwise than one over M. Here each slot is a forward and backward pass of its own, of one shape; the gradients of all

@@ -1,4 +1,4 @@
-"""Trial: the training function's handle, which reports metrics, may end the trial, and resumes from checkpoints."""
+"""The Trial in a training function: reports metrics, raises at early stopping, and resumes from checkpoints."""
 
 import contextlib
 import importlib.util

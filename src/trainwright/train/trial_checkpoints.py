@@ -1,4 +1,4 @@
-"""The checkpoints of a trial: where they are stored, and what is recorded of them in the ledger."""
+"""Stores the checkpoints of a trial in its folder, and records in the ledger what was saved."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The data set in a loader's workers: each sample of a requested batch is made under its own seed.
+"""Seeds the data loader's worker processes: each sample of a requested batch is made under its own seed.
 
 Python's, NumPy's and torch's global generators are seeded from (seed, epoch, index, repeat) before each sample, so what
 it looks like depends on no worker, no rank, no batch and nothing that happened before.

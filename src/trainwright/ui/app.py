@@ -1,4 +1,4 @@
-"""The page's server: studies as JSON, one stream of events for each, and the page's files.
+"""Serves the live page: studies as JSON, a stream of server-sent events for each, and the page's files.
 
 All of it is read only: there is no other method than GET, and no address that changes anything.
 """

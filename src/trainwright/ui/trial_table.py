@@ -1,4 +1,4 @@
-"""The table of trials as a window: sorted and filtered here, so that a browser holds the rows that it shows."""
+"""Sorts, filters and pages the table of trials, so that a browser holds only the rows that it shows."""
 
 import math
 import operator

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints stay, by age, metric, step and pin; and the retained ones of a run."""
+"""Deletes old checkpoints by the retention policy: which stay by age, metric, step and pin; lists those of a run."""
 
 import math
 import time

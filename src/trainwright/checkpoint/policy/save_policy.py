@@ -1,4 +1,4 @@
-"""The save policy: when the next save is due, from its measured cost, the end of the allocation and signals.
+"""Decides when to save next: the optimal checkpoint interval (Young, Daly), the allocation's end, and signals.
 
 The optimal interval: with C the cost of a save, M the mean time between failures, R the recovery and T the useful
 seconds between saves, and failures at a constant rate, one useful second takes ((M + R) / T) (e^((T + C) / M) - 1) wall

@@ -1,4 +1,4 @@
-"""Merging what ranks saved into one whole: shards are combined, replicas compared, the trees of split modules united.
+"""Merges what ranks saved into one checkpoint: combines shards, compares replicas, unites the trees of split modules.
 
 Of modules that are split over ranks, as pipeline stages are, a checkpoint keeps the whole: the trees of the ranks are
 united when it is saved, and cut to what is here when it is restored. So the stages of one run are the model of another,

@@ -1,4 +1,4 @@
-"""Saving and restoring with one rank or with several, which write one checkpoint together.
+"""Saves and restores a distributed checkpoint, which all ranks write together; or that of one process alone.
 
 Every rank writes its own file into one temporary folder; the first one, the coordinator, gathers what they wrote,
 writes the manifest and publishes. The ranks speak in two gloo groups of their own: one that the writer's thread alone

@@ -1,4 +1,4 @@
-"""Resharding from N ranks to M: the part of a tensor that each rank writes, and reads.
+"""Reshards a checkpoint from N ranks to M: which part of a tensor each rank writes, and reads.
 
 A tensor is its canonical name and its global shape. A plain tensor is the same on all ranks, as in data parallelism; a
 DTensor is cut into slices, as by FSDP2 and tensor parallelism. What was saved in one way is restored in any other.

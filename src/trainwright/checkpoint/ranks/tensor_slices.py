@@ -1,4 +1,4 @@
-"""Slices of stored tensors, read by chunks whose digests are compared.
+"""Reads slices of stored tensors, by chunks whose digests it verifies.
 
 A tensor is its name and its global shape; ranks and files hold slices of it. A wanted slice is put together from the
 stored slices that it meets, whatever number of ranks wrote them; no other chunks are read.

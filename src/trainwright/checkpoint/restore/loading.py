@@ -1,4 +1,4 @@
-"""Loading saved state into live objects: first compares everything, then loads in place."""
+"""Loads saved state into model, optimizer and other live objects: first compares everything, then loads in place."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The Saver: takes snapshots and writes them in the background with bounded memory, and measures what that cost."""
+"""Saves asynchronously: takes snapshots, writes them in a background thread with bounded memory, measures the cost."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The data file of one rank: safetensors layout, written in large writes and read straight into tensors.
+"""Writes the data file of one rank in safetensors layout, in large writes, and reads it straight into tensors.
 
 The header is padded so that data begins on a page; tensors follow by falling size of their elements (so that each is
 aligned), then by falling size. The layout is that of https://github.com/huggingface/safetensors (Apache-2.0).

@@ -1,4 +1,4 @@
-"""A snapshot of the state in a buffer: small parts at once, the bulk while the next step computes.
+"""Copies the state into a snapshot buffer while the next step computes, and checks it for NaN and infinity.
 
 Weights and optimizer state change only in a step of an optimizer. So they are copied by a thread during the next
 forward and backward pass; a hook before each optimizer's step lends a hand with what is left and waits for the end. The

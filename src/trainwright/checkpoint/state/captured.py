@@ -1,4 +1,4 @@
-"""The captured state: a tree of plain values, and tensors under canonical names.
+"""Captures the state to save: a tree of plain values, and tensors under canonical names.
 
 Weights are named by item and parameter ("model.fc.weight"), whatever wrapped or compiled them; an optimizer's tensors
 by the parameter that they belong to ("optimizer.state.model.fc.weight.exp_avg"), never by position. Tensors that are

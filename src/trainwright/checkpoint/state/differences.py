@@ -1,4 +1,4 @@
-"""Differences between a restored run and the saved one, each with its effect on the result."""
+"""Compares the environment of a restored run with the saved one: each difference with its effect on the result."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The fingerprint of an environment: versions, devices and code that can change a result; no user or host."""
+"""Captures the environment's fingerprint: versions, devices and code that can change a result; no user or host."""
 
 import hashlib
 import os

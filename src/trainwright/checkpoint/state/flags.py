@@ -1,4 +1,4 @@
-"""Torch's process-wide flags that change how numbers round: captured with a checkpoint, set on restore."""
+"""Captures and restores torch's process-wide flags that change how numbers round, such as deterministic algorithms."""
 
 import os
 import sys

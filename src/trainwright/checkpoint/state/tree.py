@@ -1,4 +1,4 @@
-"""Values as a tree of JSON and back, with their types: other kinds are objects with one mark.
+"""Serialises values as a tree of JSON and back, with their types: other kinds are objects with one mark.
 
 A value comes back with its type, or is refused when it is saved. Nothing is imported or called for a tree.
 """

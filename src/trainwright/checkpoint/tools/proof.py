@@ -1,4 +1,4 @@
-"""The proof that a training resumes exactly: `trainwright checkpoint verify-resume SCRIPT --steps K`.
+"""Proves that a training resumes exactly: `trainwright checkpoint verify-resume SCRIPT --steps K`.
 
 A script takes part as it is, if its loop has the three lines that checkpoints need anyway:
 

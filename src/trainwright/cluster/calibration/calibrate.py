@@ -1,4 +1,4 @@
-"""A whole calibration, by one process or by every rank that a launcher started; rank 0 gets the cluster."""
+"""Calibrates a cluster: runs all measurements in one process or on every rank of a launcher; rank 0 returns it."""
 
 import os
 import platform

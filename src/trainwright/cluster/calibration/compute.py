@@ -1,4 +1,4 @@
-"""What one process measures: products, convolutions, copies and launches of a device, and the storage of a folder."""
+"""Measures one device: matrix products, convolutions, copies (memory bandwidth), launches; and a folder's storage."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""Measures latency and bandwidth of links: seconds of each collective by size and group, in a node and across nodes."""
+"""Measures network latency and bandwidth: seconds of each collective by size and group, in a node and across nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which rank this process is among those that a launcher started, and the process group that they form."""
+"""Finds this process's rank among those that a launcher started, and initialises the process group that they form."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Timing of a piece of work: clocks, and how repeats are combined.
+"""Times a piece of work: clocks, warm-up, and how repeats are combined.
 
 The least of several times where nothing but other processes disturbs the work, the median where ranks wait for each
 other and are never undisturbed, the mean of the middle half where times jump between two values.

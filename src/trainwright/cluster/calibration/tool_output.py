@@ -1,4 +1,4 @@
-"""A cluster from what tools print: `nvidia-smi topo -m`, Slurm's topology.conf, and the tables of nccl-tests.
+"""Imports a network topology: from `nvidia-smi topo -m`, Slurm's topology.conf, and the tables of nccl-tests.
 
 A base cluster, such as a preset, says what the tools do not: the speed of a device, and of links that nobody timed.
 """

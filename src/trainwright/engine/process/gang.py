@@ -1,4 +1,4 @@
-"""Run one trial on several worker processes, one per rank, that begin together and end together."""
+"""Runs one trial on several worker processes, one per rank, that begin together and end together (a gang)."""
 
 import time
 from collections.abc import Callable

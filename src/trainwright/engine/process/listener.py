@@ -1,4 +1,4 @@
-"""The lines to worker processes, here or on other nodes, and the listener at which those of other nodes arrive."""
+"""The connections to worker processes, here or on other nodes, and the socket on which those of other nodes arrive."""
 
 import contextlib
 import secrets

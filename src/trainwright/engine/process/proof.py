@@ -1,4 +1,4 @@
-"""The proof that a trial resumes exactly: `trainwright checkpoint verify-resume MODULE:FUNCTION --param NAME=VALUE`.
+"""Proves that a trial resumes exactly: `trainwright checkpoint verify-resume MODULE:FUNCTION --param NAME=VALUE`.
 
 The study's own `train(trial)` is run as an engine runs it, each time in a process of its own:
 `python -m THIS_MODULE PLAN MODULE:FUNCTION ASSIGNMENT`. What `trial.prepare` has made saves at reports; a Manager of

@@ -1,4 +1,4 @@
-"""Run one assignment in this process: seed, call the training function, and classify how it ended."""
+"""Runs one trial in this process: seeds, calls the training function, and classifies its end (error, out of memory)."""
 
 import linecache
 import reprlib

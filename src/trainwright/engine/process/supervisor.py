@@ -1,4 +1,4 @@
-"""The loop that every engine with worker processes runs: gangs begin, report, are watched, and end.
+"""Supervises worker processes, in the loop that every such engine runs: starts gangs, takes reports, detects deaths.
 
 Engines differ in where a process is started: here (Local), by a member on another node (Nodes), or by an actor (Ray).
 """

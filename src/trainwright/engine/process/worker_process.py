@@ -1,4 +1,4 @@
-"""A worker process on this machine: started, watched, and killed with its children if need be."""
+"""Starts (spawns) a worker process on this machine, watches it, and kills it with its children if need be."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""One simulated study: discrete events on a virtual clock, decided by the very rule, policy and searcher objects."""
+"""Simulates one study: discrete events on a virtual clock, decided by the very rule, policy and searcher objects."""
 
 import math
 from bisect import bisect_right

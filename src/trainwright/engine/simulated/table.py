@@ -1,4 +1,4 @@
-"""Tables: simulated trials that are rows of measured learning curves."""
+"""Replays tables of measured learning curves: simulated trials are rows of a benchmark (surrogate) table."""
 
 import json
 import math

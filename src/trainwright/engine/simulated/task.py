@@ -1,4 +1,4 @@
-"""Learning curves of simulated trials, losses by epoch and seconds of each epoch, and the draws that they rest on."""
+"""Generates learning curves of simulated trials: losses by epoch and seconds of each epoch, from counted draws."""
 
 import math
 from collections.abc import Callable, Mapping

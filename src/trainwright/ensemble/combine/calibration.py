@@ -1,4 +1,4 @@
-"""Calibration after averaging: one temperature on the pooled probabilities, or one factor on the pooled variance.
+"""Calibrates an ensemble after averaging: temperature scaling of its probabilities, or one factor on its variance.
 
 Rahaman, Thiery: "Uncertainty quantification and deep ensembles" (arXiv 2007.08792): averaging makes calibrated members
 underconfident, so what is calibrated is the average. Guo et al. (ICML 2017) for the temperature.

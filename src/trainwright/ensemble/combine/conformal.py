@@ -1,4 +1,4 @@
-"""Conformal prediction: sets of classes, or intervals, that hold a share 1 - alpha of new truths, whatever the model.
+"""Conformal prediction: calibrates sets or intervals that hold a share 1 - alpha of new truths, whatever the model.
 
 Split conformal prediction (Lei et al., JASA 2018; for classes Sadinle et al., JASA 2019), on rows that chose nothing.
 The promise holds on average over rows that are drawn as the calibration rows were. Mondrian (Vovk et al., 2005): with a

@@ -1,4 +1,4 @@
-"""Combination rules make one prediction of several members': their contract, and the built-in rules.
+"""Combination rules: average several members' predictions into one; their contract, and the built-in rules.
 
 Rules of other distributions come in by entry points of the group "trainwright.combinations".
 """

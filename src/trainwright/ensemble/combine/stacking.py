@@ -1,4 +1,4 @@
-"""Stacking: a linear head on what the members say, fitted to the rows that selected them (Wolpert 1992).
+"""Stacking: fits a linear meta-model on the members' predictions, on the rows that selected them (Wolpert 1992).
 
 Pulled to equal weights as strongly as gives the least loss out of fold, so that a head that does not help stays near
 the plain pool; `choose_rule` takes one only where rows that it was not fitted to say that it helps.

@@ -1,4 +1,4 @@
-"""Uncertainty of an ensemble, and its parts.
+"""Decomposes an ensemble's uncertainty into aleatoric and epistemic parts; scores inputs out of distribution.
 
 Aleatoric (every member sees it) plus epistemic (members disagree) is the total.
 

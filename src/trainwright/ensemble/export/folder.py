@@ -1,4 +1,4 @@
-"""An ensemble as one folder: `manifest.json`, and in `members/trial-<trial>-epoch-<epoch>` what each predicts with.
+"""Exports an ensemble as one folder: `manifest.json`, and in `members/trial-<trial>-epoch-<epoch>` each model.
 
 That is `model.onnx`, or what needs a factory: `weights.safetensors`, or `files/`, which are not read here. The manifest
 holds the digests of every other file and, over all the rest of itself, its own.

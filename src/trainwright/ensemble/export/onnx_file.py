@@ -1,4 +1,4 @@
-"""Members as ONNX files, `model.onnx`: a graph of known operators and its weights, without anybody's code.
+"""Exports members as ONNX files, `model.onnx`: a graph of known operators and its weights, without anybody's code.
 
 Written from torch networks with `torch.onnx`, or left as they are; computed on the CPU by onnxruntime.
 """

@@ -1,4 +1,4 @@
-"""What a member costs: seconds per row at a fixed batch, parameters and bytes; and the cost of several members."""
+"""Measures the inference cost of a member: seconds per row at a fixed batch, parameters and bytes; adds up members."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The library: what the trials of a study have left, checked to be of the same rows, ready for selection."""
+"""The library of trained models that the trials of a study have left, checked to predict the same rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A library entry: one folder of small files that appears whole or not at all, and is verified where it is read.
+"""A library member: writes and reads the folder of one model's predictions, and verifies its files.
 
 `member.json` describes; `<split>.f32` holds predictions [N, C] or [N, T, 2], rows in ascending row id,
 `<split>.true.f32` the probability of the true class [N], `<split>.targets.i32` or `.f32` the targets,

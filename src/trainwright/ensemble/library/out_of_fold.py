@@ -1,4 +1,4 @@
-"""Out-of-fold predictions: every training row selects, predicted by a model that was fitted without it."""
+"""Cross-validation of members: out-of-fold predictions, so that every training row selects, unseen by its model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Checks on what a trial leaves: predictions, targets and row ids of a split, put in order and named by a digest."""
+"""Validates what a trial leaves: predictions, targets and row ids of a split, put in order and named by a digest."""
 
 import hashlib
 import json

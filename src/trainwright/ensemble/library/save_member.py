@@ -1,4 +1,4 @@
-"""What a training function calls to leave a model's predictions to the library of its study."""
+"""Saves a model's predictions and weights to the library of its study: what a training function calls (`leave`)."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The front: all ensembles than which no other is as good in loss, seconds and bytes and better in one of them."""
+"""Finds the front of ensembles, Pareto-optimal in loss, seconds and bytes, and picks one point of it."""
 
 import math
 from collections import Counter

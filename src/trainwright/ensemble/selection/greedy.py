@@ -1,4 +1,4 @@
-"""Budgeted scalarised greedy forward selection, with replacement, over kept predictions.
+"""Greedy forward selection of an ensemble's members (Caruana), with replacement, within budgets.
 
 With no cost weight and no budget it is, step for step, Caruana, Niculescu-Mizil, Crew, Ksikes: "Ensemble selection from
 libraries of models", ICML 2004. Seconds and bytes count each member once: repeats only change weights.

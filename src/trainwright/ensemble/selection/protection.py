@@ -1,4 +1,4 @@
-"""Protection against selection overfitting: optimism by cross-validation, and the simplest choice within one error.
+"""Protects against selection overfitting: optimism by cross-validation, and the one-standard-error rule.
 
 Whoever picks the best of many on the same rows picks luck too. Each whole procedure is repeated on four fifths of the
 selection rows and scored on the last fifth; what it loses there is its optimism.

@@ -1,4 +1,4 @@
-"""Rewrites a recorded step as a compiler would run it: between two products, one kernel in each direction.
+"""Fuses operations of a recorded step as a compiler would: between two products, one kernel in each direction.
 
 A kernel reads what is made outside it and writes what others read; its intermediate values never reach memory. Where
 autograd saved an intermediate value, backward computes it again from the kernel's inputs, which are saved instead:

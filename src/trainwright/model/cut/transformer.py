@@ -1,4 +1,4 @@
-"""Recognises the shape of a transformer block from its attention and its products with weights."""
+"""Recognises transformer blocks, by their attention and their products with weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

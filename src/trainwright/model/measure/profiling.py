@@ -1,4 +1,4 @@
-"""Makes profiles: traced without running a kernel, or with every operation timed on this machine."""
+"""Profiles a model: traces it without running a kernel, or times every operation on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

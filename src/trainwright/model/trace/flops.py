@@ -1,4 +1,4 @@
-"""Floating-point operations of one aten operation, from shapes alone; a multiply-add counts as two.
+"""Counts the FLOPs of one aten operation, from shapes alone; a multiply-add counts as two.
 
 Matrix products, convolutions and fused attention are counted. What else a model runs (pointwise operations, norms,
 reductions, pooling, copies) is bound by memory: its bytes count, its arithmetic does not.

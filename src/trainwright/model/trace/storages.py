@@ -1,4 +1,4 @@
-"""Counts the bytes of live storages while a step runs, on fake tensors or on real ones.
+"""Tracks live memory while a step runs: counts the bytes of storages, on fake tensors or on real ones.
 
 Views, results of in-place operations and tied weights share a storage and count once. A storage counts from the
 operation that first returns it (or from `watch`) until its last reference is dropped.

@@ -1,4 +1,4 @@
-"""Workspaces: bytes that a kernel takes and gives back inside one operation, which no tensor shows.
+"""Computes workspace memory: bytes that a kernel takes and gives back inside one operation, which no tensor shows.
 
 As torch's allocator on processors was seen to lend them, operation by operation (torch 2.13 with oneDNN): a convolution
 copies its input and output into blocks of 16 channels, or unfolds its input where torch's own kernel runs; a reduction

@@ -1,4 +1,4 @@
-"""Fit of the oracle's cost model to measured training steps: the constants of a cluster with the highest posterior.
+"""Fits the oracle's cost model to measured training steps: the constants of a cluster with the highest posterior.
 
 Every constant has a range and a prior (a normal distribution of its logarithm around what the cluster's file says), so
 that a few runs are enough: what they do not tell stays where it was. Residuals are log(predicted / measured), so that

@@ -1,4 +1,4 @@
-"""Tables of measured training steps: a CSV file, a run a line, in words that published results use.
+"""Reads tables of measured training steps: a CSV file, a run a line, in words that published results use.
 
 `model` names a model; `profile` is its profile's .json, relative to the table, or the shape stands in the columns of
 `describe_transformer`. Degrees are those of the frameworks: `devices` = tensor x context x data x pipeline, and experts

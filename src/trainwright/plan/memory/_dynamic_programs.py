@@ -1,4 +1,4 @@
-"""Kernels of the dynamic programs: their tables, and what each chooses at a node.
+"""Kernels of the dynamic programs for rematerialisation: fill their tables, and choose at a node.
 
 The problems are in `persistent`, `offload` and, for pipelines, `plan/pipeline/partition`. Stages are counted from 0.
 

@@ -1,4 +1,4 @@
-"""The best of all plans of a short chain, persistent or not, by A*; and a proof of how far any plan can be from it.
+"""Optimal plans of short chains, persistent or not, by A*; and a proof of how far any plan can be from the optimum.
 
 A state is the set of bare outputs, the set of saved values (with their options), and the stage whose gradient has
 arrived. Edges are forwards, the backward, and deletions at no cost. The estimate of what remains is admissible and

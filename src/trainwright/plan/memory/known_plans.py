@@ -1,4 +1,4 @@
-"""Plans that need no search: torch's checkpointing, and those of the least budget, without copies and with them.
+"""Baseline plans that need no search: sqrt(n) and sequential checkpointing, and those of minimal memory.
 
 Without copies it is that of the best persistent plan in bytes, by the recurrence of `persistent` without slots.
 

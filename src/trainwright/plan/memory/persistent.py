@@ -1,4 +1,4 @@
-"""Which stages to recompute (activation checkpointing): the dynamic programme of the best persistent plan.
+"""Chooses which stages to recompute (activation checkpointing): the dynamic programme of the best persistent plan.
 
 C(s,t,m) is the least time to run stages s..t forward and backward in m slots of memory, where a^{s-1} is held but paid
 by the caller and the gradient of a^t arrives and is paid inside m (Beaumont et al., arXiv 1911.13214):

@@ -1,4 +1,4 @@
-"""Plans that need not be persistent: what runs in each phase, everything else following from that.
+"""Improves plans that need not be persistent by simulated annealing over what runs in each phase.
 
 Phase d lies between the arrivals of two gradients and ends with the backward of stage d; the first is the whole
 forward. In a phase any stages may run, in their order (as in Checkmate). That, and which values are to leave, is all

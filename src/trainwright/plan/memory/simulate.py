@@ -1,4 +1,4 @@
-"""The simulator: what a list of operations takes in time and bytes, and the first thing that is wrong with it.
+"""Simulates a memory plan: the time and peak memory of its operations, and the first thing that is wrong with it.
 
 It shares no code with the solvers, so that what they claim is checked here. Three resources work in order: the device
 computes one operation after another; copies to the host and copies back wait in one queue each. Bytes are charged when

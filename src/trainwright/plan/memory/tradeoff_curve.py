@@ -1,4 +1,4 @@
-"""The curve of memory against time of a chain: where more memory makes a step faster, and where baselines stand."""
+"""The trade-off curve of memory against time of a chain: where more memory makes a step faster; and the baselines."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Bounds: seconds and bytes that no plan of a shape comes below, for each choice inside its blocks.
+"""Lower bounds: seconds and bytes that no plan of a shape comes below, to prune the search for the best plan.
 
 A shape is degrees, micro-batch and chunks; a choice is sequence parallelism and recomputation. What a stage takes and
 keeps does not depend on how often the model is replicated, so that it is computed once for every way to work on a

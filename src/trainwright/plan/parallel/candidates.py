@@ -1,4 +1,4 @@
-"""Candidates: every way to divide a model among at most so many devices, in columns."""
+"""Enumerates candidate plans: every way to divide a model among at most so many devices, in columns."""
 
 from dataclasses import dataclass, replace
 

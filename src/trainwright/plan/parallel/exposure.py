@@ -1,4 +1,4 @@
-"""Exposure: seconds that a plan waits for gradients and divided weights, from the order of events in one micro-batch.
+"""Computes exposed communication: seconds that a plan waits for gradients and shards that nothing overlaps.
 
 Computation and communication work through their events in order; one starts when those that it waits for have ended.
 While a collective is under way computation goes on at `beside` times its speed: 1 on devices that do both at once, 0

@@ -1,4 +1,4 @@
-"""MemoryFootprint: peak bytes of the fullest device, from state and what micro-batches in flight keep."""
+"""Predicts peak memory: bytes of the fullest device, from model state and activations of micro-batches in flight."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Mesh: candidate plans in columns, so that one formula prices one plan or a hundred thousand; axes of strategies."""
+"""The device mesh of candidate plans, in columns: one formula prices one plan or a hundred thousand; its axes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Work: a profile as arrays over its different layers, per sample and at the precision of a plan."""
+"""A profile as arrays over its different layers, per sample and at the precision of a plan."""
 
 from collections.abc import Sequence
 

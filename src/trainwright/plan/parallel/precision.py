@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and optimizer state a parameter, and the profile to plan a precision with.
+"""Mixed precision: bytes of weights, gradients and optimizer state per parameter, and the profile of a precision.
 
 It is one traced in that precision, else one that is converted, which the plan then says.
 """

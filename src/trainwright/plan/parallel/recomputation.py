@@ -1,4 +1,4 @@
-"""Recomputation: which blocks are run again in the backward pass, what they keep until then, what that takes.
+"""Prices recomputation: which blocks are run again in the backward pass, what they keep until then, what that takes.
 
 "selective" runs calls of torch's attention again, of which queries, keys and values stay (Korthikanti et al., arXiv
 2205.05198, section 5). "full" runs whole modules again, of which only the output stays, where the next block starts:

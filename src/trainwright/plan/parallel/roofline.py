@@ -1,4 +1,4 @@
-"""Seconds of a layer's part on a device: as measured, else by the roofline."""
+"""Predicts the seconds of a layer on a device: as measured, else by the roofline model."""
 
 import numpy as np
 

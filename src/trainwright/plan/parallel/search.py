@@ -1,4 +1,4 @@
-"""Search: the best plan of every strategy, by bounds first and by the whole model for those that the bounds leave.
+"""Searches the best plan of every strategy: by bounds first, then the whole model for those that the bounds leave.
 
 Candidates are shapes (degrees, micro-batch, chunks), each with every choice inside its blocks. They are dropped by
 limits, then by a lower bound of memory; the others are looked at in the order of a lower bound of time, until that

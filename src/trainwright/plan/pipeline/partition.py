@@ -1,4 +1,4 @@
-"""Where to cut a chain into pipeline stages: the least load of the busiest stage or link, within each device's memory.
+"""Partitions a chain into pipeline stages: balances load on stages and links within each device's memory.
 
 A(i, p), the best of layers i.. in p parts, is the least over ends j of the larger of the load of i..j-1 and
 A(j, p - 1); of equal choices the part that ends first (PipeDream, SOSP 2019). The load of a part is that of its stage

@@ -1,4 +1,4 @@
-"""The least step of a pipeline: where to cut, which schedule and what to recompute, judged together.
+"""Searches the fastest pipeline: where to cut, which schedule and what to recompute, judged together.
 
 A partition of least load need not have the least step, which also fills and empties the pipeline. So of short chains
 all partitions are tried, of others those of least load; each may recompute what the memory cannot hold, and is placed

@@ -1,4 +1,4 @@
-"""What a step takes under a pipeline schedule: every forward and backward placed in time, device by device.
+"""Pipeline schedules (GPipe, 1F1B, interleaved): every forward and backward placed in time, device by device.
 
 GPipe runs all forwards, then all backwards; 1F1B alternates after a warm-up; interleaved gives each device several
 chunks (Megatron-LM's order); zero-bubble splits the backward in the part that others wait for and the weights' part,

@@ -1,4 +1,4 @@
-"""The best value so far, over the number of results and over the working time."""
+"""Draws the best value so far (optimisation history), over the number of results and over the working time."""
 
 import numpy as np
 from numpy.typing import NDArray

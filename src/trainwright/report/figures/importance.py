@@ -1,4 +1,4 @@
-"""Which parameters matter: each one's share of the variance of a metric, with its interval, where it is known."""
+"""Draws parameter importance: each one's share of the variance of a metric, with its interval, where it is known."""
 
 from trainwright.report.figures.figure import Figure, axis, draw_lines, draw_trace, layout, rounded
 from trainwright.report.formatting import count, escape

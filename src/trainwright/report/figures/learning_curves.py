@@ -1,4 +1,4 @@
-"""Learning curves: one line a trial over its epochs, with the rungs at which rules decided."""
+"""Draws learning curves: one line a trial over its epochs, with the rungs at which rules decided."""
 
 import math
 from collections.abc import Iterable

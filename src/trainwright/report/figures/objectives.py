@@ -1,4 +1,4 @@
-"""Several objectives against each other, with the results that no other dominates."""
+"""Draws the Pareto front: several objectives against each other, with the results that no other dominates."""
 
 from typing import Any
 

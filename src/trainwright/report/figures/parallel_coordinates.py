@@ -1,4 +1,4 @@
-"""Parallel coordinates: a line a trial through its parameters and its result, the best on top.
+"""Draws parallel coordinates: a line a trial through its parameters and its result, the best on top.
 
 Drawn as plain lines, which needs no WebGL: reports are read over remote desktops too.
 """

@@ -1,4 +1,4 @@
-"""Results by any two of their columns (scatter), and a metric over two parameters (contour)."""
+"""Draws scatter and contour plots: results by any two of their columns, and a metric over two parameters."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Studies against each other, or one alone: the best so far, and the empirical distribution of results."""
+"""Draws studies against each other, or one alone: the best so far, and the empirical distribution (EDF) of results."""
 
 from collections.abc import Mapping
 from typing import Any

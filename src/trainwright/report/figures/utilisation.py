@@ -1,4 +1,4 @@
-"""Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy.
+"""Draws the utilisation timeline (Gantt chart): a bar for each run of a trial on its slot, and the busy share.
 
 Of very many runs or slots the share alone is drawn: bars by the thousand can neither be read nor drawn quickly.
 """

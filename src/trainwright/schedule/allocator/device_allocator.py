@@ -1,4 +1,4 @@
-"""Which trial runs on which devices, and which trials wait for some.
+"""The device allocator: decides which trial runs on which devices, resizes and preempts trials, and queues the others.
 
 The driver of a study and the simulator report events to the same allocator, and carry out the actions that it returns;
 the policy's planner decides, by the allocator's methods.

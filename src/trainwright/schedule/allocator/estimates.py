@@ -1,4 +1,4 @@
-"""Estimates of speed, of goodput, of restarts and of the time that is left: priors, replaced by measurements.
+"""Estimates parallel speedup of trials, their goodput, restart cost and time left: priors, replaced by measurements.
 
 Goodput is throughput times statistical efficiency (Pollux, Qiao et al., OSDI 2021): how much progress a trial makes a
 second with so many devices and such a batch, which follows from step times and the gradient noise scale.

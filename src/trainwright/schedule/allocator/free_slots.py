@@ -1,4 +1,4 @@
-"""Which slots are free: blocks inside a node as a buddy allocator gives them, beyond it whole nodes."""
+"""Finds free slots (devices): blocks inside a node by a buddy allocator, beyond it whole nodes."""
 
 import heapq
 from collections.abc import Iterable

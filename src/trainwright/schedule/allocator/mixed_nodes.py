@@ -1,4 +1,4 @@
-"""Free slots of nodes that differ in speed or size: each kind of node apart, so that a gang has members of one speed.
+"""Finds free slots on heterogeneous nodes, of several speeds or sizes: each kind apart, so that a gang has one speed.
 
 A synchronous gang goes at its slowest member. Blocks come from the fastest nodes that have one free, and nodes of
 several kinds are joined only where no kind has so many slots in all.

@@ -1,4 +1,4 @@
-"""Doubling: trials that pass rungs grow with each of them (RASDA), by what is free and what is worth its restart."""
+"""Doubling: doubles a trial's devices at each rung that it passes (RASDA), if they are free and worth the restart."""
 
 import math
 from dataclasses import dataclass, field

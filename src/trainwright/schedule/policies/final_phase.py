@@ -1,4 +1,4 @@
-"""The final phase before a deadline: nothing new starts that could not be complete, and devices go where they must.
+"""The final phase before a deadline: starts no trial that could not be complete, and reassigns devices to the best.
 
 Before it a study explores as if it had no end, one trial on the devices of a new one, which is the most efficient use.
 A trial's way to its end is planned as halving narrows the field: from each rung on it has so many times the devices of

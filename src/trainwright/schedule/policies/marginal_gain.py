@@ -1,4 +1,4 @@
-"""MarginalGain: devices go where they bring the end of all nearer, and growth must be worth its restart."""
+"""MarginalGain: gives free devices to the trials whose marginal gain in time is largest, if it is worth the restart."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

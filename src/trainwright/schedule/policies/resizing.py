@@ -1,4 +1,4 @@
-"""What the policies that resize share: nodes to take devices from, and the refusal of sizes that are none."""
+"""What the policies that resize trials share: moves to faster nodes, shrinks back, and refuses impossible sizes."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Policies of one size for all trials: Fixed, and BestStatic, the best of several sizes by simulation beforehand."""
+"""Policies of a static size for all trials: Fixed, and BestStatic, the best of several sizes by prior simulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

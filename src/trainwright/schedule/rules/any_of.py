@@ -1,4 +1,4 @@
-"""AnyOf: two rules at once; stop over pause over continue, and the first rule hands out free devices."""
+"""AnyOf: combines two rules; stop over pause over continue, and the first rule hands out free devices."""
 
 from dataclasses import dataclass
 

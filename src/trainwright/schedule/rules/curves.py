@@ -1,4 +1,4 @@
-"""Rules that judge a trial at each report by its curve: Median (Vizier, KDD 2017), Patience and Plateau."""
+"""Early stopping by a trial's learning curve: the median stopping rule (Vizier, KDD 2017), Patience and Plateau."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Rules by numbers of epochs: FixedEpochs, where every trial runs its whole length, and IEpoch.
+"""Rules by numbers of epochs: FixedEpochs, where every trial runs its whole length, and IEpoch, early discarding.
 
 IEpoch trains all a little, then the best to the end (Egele et al., arXiv 2307.15422): the baseline of all rules.
 """

@@ -1,4 +1,4 @@
-"""MultiObjectiveASHA: ASHA by fronts and places in them (Schmucker et al., arXiv 2106.12639)."""
+"""MultiObjectiveASHA: ASHA by non-dominated sorting and places in fronts (Schmucker et al., arXiv 2106.12639)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Population-based training: the worst trials take over the state of the best ones, with changed parameters.
+"""Population-based training (PBT): the worst trials exploit the best ones' state, and explore perturbed parameters.
 
 Jaderberg et al., arXiv 1711.09846, without a barrier: a trial is compared when it comes to the end of an interval.
 """

@@ -1,4 +1,4 @@
-"""The base of all rules of successive halving: the rung ladder, and an index that folds, judges and promotes."""
+"""The base of all rules of successive halving: makes the rung ladder, judges trials at rungs, and promotes the best."""
 
 import math
 from dataclasses import dataclass

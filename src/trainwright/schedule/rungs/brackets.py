@@ -1,4 +1,4 @@
-"""Brackets of synchronous halving: rungs close when all members have reported, then the best are promoted."""
+"""Brackets of synchronous successive halving: a rung closes when all members have reported, and promotes the best."""
 
 import heapq
 from copy import deepcopy

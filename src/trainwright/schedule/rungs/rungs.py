@@ -1,4 +1,4 @@
-"""Rungs of successive halving: the losses in each, which trials continue, and which are paused and may be promoted.
+"""The rungs of asynchronous successive halving: which trials continue at each, which pause, and which it promotes.
 
 A rung is a table; what "among the best 1/eta" means is the table's business, everything else is here, once for all
 asynchronous rules.

@@ -1,4 +1,4 @@
-"""Where an acquisition is asked: draws from the space, mutations and crossovers of good rows, and their neighbours."""
+"""Generates candidates for an acquisition function: random draws, mutations, crossovers and neighbours of good rows."""
 
 import numpy as np
 from numpy.typing import NDArray

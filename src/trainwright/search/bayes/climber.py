@@ -1,4 +1,4 @@
-"""Acquisitions with a gradient, whose best candidates climb along it in the continuous columns, by L-BFGS."""
+"""Optimises acquisition functions with a gradient: the best candidates climb in the continuous columns, by L-BFGS."""
 
 from abc import abstractmethod
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""What a forest believes of the loss: leaves as large as unseen results ask for, so that noise is averaged out."""
+"""Estimates the noise-free loss by a forest: leaves as large as unseen results ask for, so that noise averages out."""
 
 from dataclasses import dataclass
 

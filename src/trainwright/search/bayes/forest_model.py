@@ -1,4 +1,4 @@
-"""The forest model, kept between calls: a pure function of its settings and of the observed rows in order."""
+"""The random forest surrogate, kept between calls: a pure function of settings and of the observed rows in order."""
 
 from collections.abc import Sequence
 from typing import Any

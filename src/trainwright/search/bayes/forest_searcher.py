@@ -1,4 +1,4 @@
-"""Bayesian optimisation with a forest of extremely randomised trees, in milliseconds per proposal.
+"""Bayesian optimisation with a random forest (extremely randomised trees), in milliseconds per proposal.
 
 Trees: Geurts et al., Machine Learning 63 (2006). A confidence bound on the epistemic variance with a kappa that decays
 periodically, and batches with exponential kappas (qUCBd): Égelé et al., arXiv 2207.00479. Several objectives by

@@ -1,4 +1,4 @@
-"""A Gaussian process over the rows of a space: Matern-5/2 with one length scale per column, and noise.
+"""The Gaussian process surrogate: fits a Matern-5/2 kernel with one length scale per column, and noise, and predicts.
 
 k(x, x') = s (1 + r + r^2 / 3) exp(-r), r^2 = 5 sum_c D_c(x, x') / l_c^2, D_c the squared distance in column c
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006). Length scales have a prior

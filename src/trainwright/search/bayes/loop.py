@@ -1,4 +1,4 @@
-"""The loop of Bayesian optimisation, whatever the surrogate: initial design, candidates, local search, choice.
+"""The loop of Bayesian optimisation, whatever the surrogate: initial design, candidates, local search, no duplicates.
 
 A surrogate is asked through an `Acquisition`, made for one question. Candidates come from the space, from mutations and
 crossovers of good rows, and from the neighbours of the best; what was tried or is under way is not proposed again.

@@ -1,4 +1,4 @@
-"""Scales of losses: ranks, which are the targets of regression, and one scale for the losses of all rungs.
+"""Normalises losses for surrogates: ranks, which are the targets of regression, and one scale for losses of all rungs.
 
 A loss at epoch 3 cannot be compared with one at epoch 27, and ranks within each rung alone would call the worst of the
 few that got far worse than most of those that were stopped. So a rung keeps the order of its losses, and takes its

@@ -1,4 +1,4 @@
-"""The chance that a rule lets a trial go on, per epoch that it costs: what expected improvement is multiplied by.
+"""Multi-fidelity: weighs expected improvement by the chance that a rule lets a trial continue, per epoch that it costs.
 
 A trial that is stopped at a rung never shows its end, so a place where trials are stopped again and again would stay
 as promising as it was. With a chance P to pass a rung at the share s of a full training, a proposal improves with P

@@ -1,4 +1,4 @@
-"""Targets of the Gaussian process: losses transformed to be nearly normal, of a subset of rows if too many."""
+"""Standardises and transforms losses (power transform) into targets of the Gaussian process; thins too many rows."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""The search of many columns: separable CMA-ES, whose every other draw a Gaussian process chooses.
+"""Search in high dimensions: separable CMA-ES, whose every other draw a Gaussian process chooses.
 
 A normal distribution of independent columns follows the better half of each generation (Ros and Hansen, PPSN X, 2008;
 the constants are those of Hansen, arXiv 1604.00772). In a hundred columns a process alone knows too little of where

@@ -1,4 +1,4 @@
-"""The endpoints: the Open Inference Protocol, version 2, the ensemble, metrics, and a page to try it."""
+"""Routes HTTP requests to endpoints: the Open Inference Protocol, version 2, metrics, and a page to try it."""
 
 import asyncio
 import json

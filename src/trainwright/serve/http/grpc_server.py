@@ -1,4 +1,4 @@
-"""The protocol over gRPC: the same models, checks and sentences as over HTTP, on a port of its own.
+"""The gRPC server of the inference protocol: the same models, checks and sentences as over HTTP, on its own port.
 
 A request becomes the one that HTTP would have brought, with tensors in binary, so that both are read by one function.
 `open_inference.json` is the FileDescriptorProto of the part of KServe's and Triton's service that is answered here, in

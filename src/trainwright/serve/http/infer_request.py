@@ -1,4 +1,4 @@
-"""An inference request of the Open Inference Protocol, version 2: what its body holds, checked against the ensemble."""
+"""Parses and validates inference requests of the Open Inference Protocol, version 2, against the ensemble."""
 
 import reprlib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a server counts and times, in Prometheus's text format."""
+"""Writes Prometheus metrics: what a server counts and times, in the text exposition format."""
 
 from bisect import bisect_left
 from collections import Counter

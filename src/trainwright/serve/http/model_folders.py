@@ -1,4 +1,4 @@
-"""Models from folders: an export by itself, or several by name, each an export or one for each of its versions."""
+"""Finds models in folders: an export by itself, or several by name, each an export or one for each of its versions."""
 
 import hashlib
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The models of a server, by name and version: found for each request, loaded, replaced under load, and unloaded."""
+"""The model repository: models by name and version are loaded, hot-swapped under load, and unloaded."""
 
 import asyncio
 import threading

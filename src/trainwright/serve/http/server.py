@@ -1,4 +1,4 @@
-"""The HTTP server of a service: bound, guarded, run in a thread or until a signal, and drained."""
+"""Starts and stops the HTTP server of a service: binds, runs in a thread or until a signal, and drains."""
 
 import asyncio
 import gc

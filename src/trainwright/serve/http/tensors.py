@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol, version 2: a JSON object each, and the values in it or behind it as bytes.
+"""Encodes and decodes tensors of the Open Inference Protocol, version 2: as JSON, or as binary data behind it.
 
 Binary values are little-endian, row-major, and follow the JSON part in the order of its tensors; the header
 `Inference-Header-Content-Length` gives the length of that part, `binary_data_size` of each tensor its bytes.

@@ -1,4 +1,4 @@
-"""The placement search: the matrix of batch sizes that answers most rows a second, as a mixed-integer program.
+"""Searches the placement: the matrix of batch sizes of highest throughput, as a mixed-integer program (MILP).
 
 At saturation the instances on a device share its time without loss. With r[d, u, b] the rows a second of unit u on
 device d in batches of b, z whether there is such an instance and x its share of the device's time: maximise t subject

@@ -1,4 +1,4 @@
-"""Time tables and bytes of members on devices that are not here, from traces of their networks and data sheets.
+"""Predicts the throughput of members on devices that are not here (roofline), from traces and data sheets.
 
 Work and traffic of every layer are traced once and scaled with the rows, but for the weights, which each batch reads
 once; the roofline makes seconds of them. A member that cannot be traced is taken for a stack of dense layers: two

@@ -1,4 +1,4 @@
-"""Time tables and bytes of members, measured on the devices that are here: a fresh process for each kind of device.
+"""Measures the throughput and memory of members on the devices that are here: a fresh process for each kind.
 
 What is timed is what a worker runs, from the batch on the host to predictions on the host. Run as a module it is such a
 process: a request as JSON on its input, the answer as JSON on its output.

@@ -1,4 +1,4 @@
-"""Admission of requests, shared by both runtimes, with counts of their outcomes."""
+"""Admission control of requests: refuses them under overload, and counts outcomes; shared by both runtimes."""
 
 import threading
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""The members of a unit, loaded in one process and computed in turn."""
+"""Runs the members of a unit, loaded in one process: each computes its predictions in turn."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

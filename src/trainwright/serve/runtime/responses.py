@@ -1,4 +1,4 @@
-"""Responses from predictions: the ensemble's rule over the members that answered, and the reasons for the others."""
+"""Makes responses: combines the predictions of members that answered, with reasons for the missing ones."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Requests in progress: assigns their rows to slots, collects their members' predictions, and finishes each once.
+"""Requests in progress: assigns rows to slots, collects predictions, drops expired requests, finishes each once.
 
 Predictions are collected exactly once, keyed by (slot, generation, member). A slow or restarted worker may report one a
 second time, and a report may name a slot that meanwhile holds other rows: its generation is then over. Neither is added

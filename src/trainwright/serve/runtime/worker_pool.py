@@ -1,4 +1,4 @@
-"""The workers of a plan: how their processes start and end, which members are lost, and where lost units move to."""
+"""The pool of worker processes: starts, restarts and ends them, knows lost members, and moves lost units elsewhere."""
 
 import sys
 from multiprocessing.connection import Connection

@@ -1,4 +1,4 @@
-"""Computes requests in worker processes: assigns rows to slots, slots to idle workers, and results to responses.
+"""The dispatch loop of worker processes: assigns rows to slots, slots to idle workers, and results to responses.
 
 Queues, slots, workers and processes belong to one thread, the dispatcher. It runs a pass when a request is admitted, a
 worker reports or a deadline has come, and answers what the pass has finished; workers have their next task by then.

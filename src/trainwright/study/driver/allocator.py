@@ -1,4 +1,4 @@
-"""The allocator of a driver: which trials run on the engine, which change devices, and which start next."""
+"""The allocator of a driver: starts trials on the engine's devices, resizes them, and carries out preemptions."""
 
 import time
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""When a run of a study ends; settings of a run that is one worker of a team, and its result."""
+"""The budget of a run: trials, wall time, deadline and device hours that end it; settings and result of one worker."""
 
 import math
 import re

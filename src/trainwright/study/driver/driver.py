@@ -1,4 +1,4 @@
-"""The driver: the loop that joins searcher, scheduler and engine, of one `study.run` or of one worker."""
+"""The driver: the main loop of `study.run` or of one worker, which joins searcher, scheduler and engine."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Decide when failures end a run: many without one result, two equal ones, or one that every trial would have."""
+"""Decides when failed trials end a run: many without one result, two equal ones, or one that every trial would have."""
 
 import shlex
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""A clone's first checkpoint: its parent's newest, linked before the proposal and moved to the clone at its start.
+"""Clones a checkpoint for population-based training: the parent's newest, linked before the clone's proposal.
 
 It lies in the folder of the trial that is replaced until the clone is in the ledger, so that a crash in between leaves
 nothing that another trial of the same number could take for its own. Files are linked: the parent may drop its own.

@@ -1,4 +1,4 @@
-"""Decide when a driver leaves, and how long its trials may continue with the current epoch.
+"""Graceful shutdown: decides when a driver leaves (signal, leave file, wall time), and the grace of running trials.
 
 A launcher's signal (SIGTERM, SIGINT, SIGUSR1) or the leave file gives them the grace; the end of the wall time, or of
 the allocation if the batch system tells it, is known before, so they have the grace until then. A further signal ends

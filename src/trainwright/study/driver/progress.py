@@ -1,4 +1,4 @@
-"""What a run says: one line per ended trial; and warnings of damaged records and of trials that train again."""
+"""Prints the progress of a run: one line per ended trial; and warnings of damaged records and of repeated training."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""The queue of trials that wait for devices: requeued after a loss, then promoted, then new ones."""
+"""The trial queue: requeues lost and preempted trials, then gives promoted ones, then asks the searcher for new."""
 
 import time
 from collections import deque

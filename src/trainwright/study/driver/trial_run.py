@@ -1,4 +1,4 @@
-"""One run of a trial on an engine as the driver sees it, and the record of its end."""
+"""One run of a trial as the driver sees it, and the record of its end: completed, stopped, failed or preempted."""
 
 import time
 from collections.abc import Mapping

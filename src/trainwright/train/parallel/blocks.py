@@ -1,4 +1,4 @@
-"""The modules that strategies look for: repeated blocks, and layers whose parameters can be divided.
+"""Finds the modules that strategies divide: repeated (transformer) blocks, and layers whose parameters can be sharded.
 
 Blocks are what is gathered at a time, what is run again, between which a sequence is divided, and where a pipeline can
 be cut.

@@ -1,4 +1,4 @@
-"""Recomputation as a part of a plan: blocks, or attention alone, run again in the backward pass by torch's checkpoint.
+"""Activation checkpointing as part of a plan: blocks, or attention alone, recomputed by torch's checkpoint.
 
 Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), section 4; attention alone:
 Korthikanti et al. (arXiv 2205.05198), section 5. Random numbers, autocast and buffers are those of the first run.

@@ -1,4 +1,4 @@
-"""Collectives that gradients flow through: each function's backward pass is the exchange that its use asks for.
+"""Differentiable collectives (all-reduce, all-gather, reduce-scatter): each backward pass is the matching exchange.
 
 A tensor that all ranks of a group hold equally is called whole; of a whole tensor every rank has the whole gradient.
 """

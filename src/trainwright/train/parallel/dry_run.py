@@ -1,4 +1,4 @@
-"""Dry runs of layouts: a model is set up and trained a step on fake tensors, as one of ranks that are not there.
+"""Dry runs of layouts: sets a model up and trains a step on fake tensors, to refuse a plan before a job is submitted.
 
 What a model's modules do not allow (heads that cannot be told apart, values that cross a pipeline's cut, operations
 between whole and divided tensors) shows before a job is submitted. Nothing is computed and no memory is taken.

@@ -1,4 +1,4 @@
-"""Parallel: a model that the ranks of a layout train together, and these ranks as a mesh.
+"""Parallel: the model that the ranks of a layout train together, and the device mesh of these ranks.
 
 The mesh has one axis for each degree above 1, the first field of `Degrees` changing fastest.
 """

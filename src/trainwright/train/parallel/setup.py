@@ -1,4 +1,4 @@
-"""Setting up a model and its optimizer for a layout: one function for each strategy that can be trained."""
+"""Sets up a model and its optimizer for a layout: wraps it in DDP, FSDP, tensor, pipeline or another parallelism."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Data parallelism and its sharded forms: every rank has its own samples, gradients are summed.
+"""Data parallelism and its sharded forms (ZeRO, FSDP): every rank has its own samples, gradients are all-reduced.
 
 Replicated: Li et al., "PyTorch Distributed" (arXiv 2006.15704): an all-reduce in buckets beside the backward pass.
 ZeRO-1 and -2: Rajbhandari et al. (arXiv 1910.02054), section 5: gradients are reduce-scattered, each rank updates its

@@ -1,4 +1,4 @@
-"""Expert parallelism: every rank holds some of the experts, and tokens travel to theirs and back.
+"""Expert parallelism (mixture of experts): every rank holds some experts, tokens travel by all-to-all.
 
 Lepikhin et al., "GShard" (arXiv 2006.16668), section 3.3: two all-to-alls forward and two backward of every token's
 hidden vector, `top_k` times. The ranks work on different samples, as those of data parallelism do. With sequence

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: consecutive blocks form stages, micro-batches flow through them.
+"""Pipeline parallelism: consecutive blocks form stages, micro-batches flow through them; its bubble and its memory.
 
 GPipe: Huang et al. (arXiv 1811.06965); 1F1B and interleaved stages: Narayanan et al. (arXiv 2104.04473), section 2.2:
 the bubble is (p - 1) / S of the ideal time, (p - 1) / (v S) with v chunks a stage, for v times the transfers.

@@ -1,4 +1,4 @@
-"""Spatial parallelism: height (and width, if height does not suffice) of every sample is divided.
+"""Spatial parallelism: divides the height and width of every sample; the cost of its halo exchange.
 
 Dryden et al., "Improving Strong-Scaling of CNN Training by Exploiting Finer-Grained Parallelism" (arXiv 1903.06681);
 Kahira et al. (arXiv 2104.09075), section 4.2. A convolution or pooling needs rows of its input that lie with the

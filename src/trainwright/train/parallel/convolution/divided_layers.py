@@ -1,4 +1,4 @@
-"""Filter, channel and spatial parallelism: each rank has a part of the filters, of the input channels, of the rows.
+"""Filter, channel and spatial parallelism: divides a convolution's filters, input channels or rows over ranks.
 
 Sources: Kahira et al., arXiv 2104.09075, sections 3.2 to 3.5; spatial also Dryden et al., arXiv 1903.06681. Between
 layers that divide filters a rank keeps its channels only, on which it does activations, normalisation and pooling;

@@ -1,4 +1,4 @@
-"""How tensors are divided, and halos: the rows of its neighbours that a rank needs to compute its own rows.
+"""Halo exchange: fetches the rows of its neighbours that a rank needs to compute its own; how tensors are divided.
 
 Output row o of a kernel of K taps reads the input rows o * stride - before + dilation * k for k < K, where `before`
 rows of padding lie in front of the first. A window may reach over several neighbours, or into none.

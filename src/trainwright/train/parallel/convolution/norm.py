@@ -1,4 +1,4 @@
-"""Batch normalisation by the statistics of all ranks, on parts and on whole tensors, on any device.
+"""Synchronised batch normalisation by the statistics of all ranks, on parts and on whole tensors, on any device.
 
 Ioffe and Szegedy, arXiv 1502.03167. Sums are taken around the running mean, which all ranks have, so that their
 difference does not cancel.

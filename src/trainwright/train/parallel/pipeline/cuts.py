@@ -1,4 +1,4 @@
-"""Cuts of a pipeline: the modules that its stages begin with, and which stage owns which parameters.
+"""Cuts a model into pipeline stages: the modules that stages begin with, and which stage owns which parameters.
 
 A stage owns what stands in the model between its first module and that of the next stage, in the order in which modules
 were made. Where the forward uses a parameter in another stage than this order says, it is lent: `DividedModel.lend`.

@@ -1,4 +1,4 @@
-"""A model of which this rank has some stages: calls go to the partial forward, others' parameters take no bytes."""
+"""A model of which this rank holds some pipeline stages: other parameters take no bytes, shared ones are lent."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Pipeline parallelism by torch's pipelining: this rank's stages of a model, and the schedule of its micro-batches.
+"""Runs pipeline schedules (GPipe, 1F1B, interleaved) of micro-batches over this rank's stages, by torch's pipelining.
 
 Schedules: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (arXiv 2104.04473, section 2.2), and an order of the
 layout's own, such as MadPipe's, in which a device may have stages that are not neighbours.

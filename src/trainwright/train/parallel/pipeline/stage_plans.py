@@ -1,4 +1,4 @@
-"""What the pipeline stages of a device run again, so that all of them keep to its memory budget together.
+"""Plans recomputation in pipeline stages, so that all stages of a device keep to its memory budget together.
 
 A stage runs the forward of several micro-batches before the first backward. So it is planned for both halves of one:
 what a micro-batch holds between them counts once for each in flight, its own peak once. Candidates are the persistent

@@ -1,4 +1,4 @@
-"""A model that plans its own steps: when it meets its first batch, and again for a larger one."""
+"""A model that plans its recomputation by a memory budget: at its first batch, and again for a larger one."""
 
 import copy
 from collections.abc import Callable, Sequence

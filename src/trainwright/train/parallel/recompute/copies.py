@@ -1,4 +1,4 @@
-"""Offload activations: copies to the host and back, on side streams and pinned memory from a CUDA device."""
+"""Offloads activations: copies to the host (CPU) and prefetches back, on side streams and pinned memory."""
 
 import time
 from collections.abc import Callable

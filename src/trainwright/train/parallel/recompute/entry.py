@@ -1,4 +1,4 @@
-"""The forward of a module that trains by a plan: a copy of the module, or one from a file, has one of its own."""
+"""The forward of a module that trains by a memory plan: a copy of it, or one from a file, has a forward of its own."""
 
 import copy
 import weakref

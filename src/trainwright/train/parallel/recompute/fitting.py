@@ -1,4 +1,4 @@
-"""Fitting a model into a budget: its chain, a plan, the module that follows it, and one checked step."""
+"""Fits a model into a memory budget: measures its chain, makes a plan, applies it, and checks one step."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

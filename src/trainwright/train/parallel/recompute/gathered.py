@@ -1,4 +1,4 @@
-"""Models whose parameters FSDP divides: gathered whole to be measured, and for a rerun before FSDP gathers them."""
+"""Recomputes in models sharded by FSDP: gathers (unshards) parameters to be measured, and before a rerun."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

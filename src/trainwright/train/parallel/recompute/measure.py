@@ -1,4 +1,4 @@
-"""The chain of a model's stages, measured in one step of the model as it is.
+"""Measures the memory and time of a model's stages as a chain, in one step of the model as it is.
 
 Where the forward calls a stage, the stage is measured alone, forward and backward, with every storage counted; stages
 of one kind that are called alike are measured once (see `skeleton_step`). What follows the last stage, with the loss,

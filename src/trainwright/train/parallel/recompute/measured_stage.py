@@ -1,4 +1,4 @@
-"""The bytes and seconds of one stage, called alone with what a model has called it with."""
+"""Measures the bytes and seconds of one stage, called alone with what a model has called it with."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Selective recomputation inside a block: some results of operations are made again from others, kept, in the backward.
+"""Selective recomputation inside a block: recomputes dropped results of operations from kept ones, in the backward.
 
 A tape watches the tensor operations of a block's forward, below autograd. Of those that a plan names by their numbers
 it keeps the arguments, in the place of the results that autograd saves. When a node asks for such a result, its

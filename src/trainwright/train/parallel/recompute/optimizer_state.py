@@ -1,4 +1,4 @@
-"""The bytes of an optimizer's state: of a given optimizer, also before its first step, and by name."""
+"""Computes the bytes of an optimizer's state (Adam's moments): of a given one, before its first step, or by name."""
 
 import torch
 from torch.optim import Optimizer

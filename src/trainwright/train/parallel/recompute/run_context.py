@@ -1,4 +1,4 @@
-"""A stage's context besides its input: random state, autocast, buffers; saved at its first run, restored for reruns."""
+"""Saves and restores a stage's context besides its input for reruns: RNG state, autocast, buffers, weights."""
 
 import contextlib
 import ctypes

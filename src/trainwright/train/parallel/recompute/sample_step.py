@@ -1,4 +1,4 @@
-"""One training step with a sample: its peak of live storages, its seconds, and the model as it was afterwards."""
+"""Trains one step on a sample: measures peak memory and seconds, and restores the model as it was."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Ways to run a block with gradients that keep less: which operations are done again, chosen by seconds a byte.
+"""Chooses which operations of a block to recompute (selective checkpointing), by the seconds that a byte costs.
 
 One forward is recorded, with the seconds of each operation, what it reads and makes, and what autograd saves of it.
 A saved result may be made again by its operation if that does the same again; what this reads must be kept, or be

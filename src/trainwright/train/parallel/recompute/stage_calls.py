@@ -1,4 +1,4 @@
-"""The stages of a model: its own blocks, found or named, and what is done when its forward calls one of them.
+"""Finds the stages of a model: its own blocks, found or named, and hooks in when its forward calls one of them.
 
 Nothing is traced: the model's forward runs as it is written, and each stage's forward is replaced while it does. So
 control flow, keyword arguments, caches, hooks and autocast are those of the model.

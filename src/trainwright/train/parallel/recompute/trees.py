@@ -1,4 +1,4 @@
-"""Trees of values: what models are given, hand on and return, and the bytes of their storages.
+"""Flattens trees of values (pytrees): what models are given, hand on and return, and the bytes of their storages.
 
 Trees are made of the containers that torch knows, of dataclasses and of mappings.
 

@@ -1,4 +1,4 @@
-"""Context parallelism: each rank has some positions of every sequence; keys and values are gathered for attention.
+"""Context (sequence) parallelism: each rank has some positions of each sequence, and gathers all keys and values.
 
 Dubey et al., "The Llama 3 Herd of Models" (arXiv 2407.21783), section 3.3.2: an all-gather of keys and values instead
 of a ring. They are gathered again in the backward pass, so that a rank keeps those of its own positions only; their

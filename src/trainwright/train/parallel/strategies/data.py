@@ -1,4 +1,4 @@
-"""Data parallelism: DDP with weighted all-reduce, FSDP (ZeRO 1 to 3), all-reduce of divided parameters' gradients.
+"""Data parallelism: wraps a model in DDP (weighted all-reduce) or FSDP (ZeRO 1 to 3), and averages gradients.
 
 DDP sums gradients in proportion to each rank's samples. FSDP shards weights, gradients and optimizer state over the
 data axis by torch's fully_shard (Rajbhandari et al., arXiv 1910.02054; the API is that of FSDP2). `Averaging` is for

@@ -1,4 +1,4 @@
-"""Attention of which each rank has some heads: torch's MultiheadAttention, and fused projections."""
+"""Tensor-parallel attention, of which each rank has some heads: torch's MultiheadAttention, fused projections."""
 
 from collections.abc import Sequence
 from math import prod

@@ -1,4 +1,4 @@
-"""Tensor parallelism by a model's own plan, as those of transformers say it: which layers divide features, which sum.
+"""Tensor parallelism by a model's own plan, as transformers gives it: which layers are column-wise, which row-wise.
 
 A model with such a plan counts heads by what its layers return, so that between them each rank has plain tensors of its
 own heads. Models without one keep the shapes of the whole there, as DTensors (see `tensor`).

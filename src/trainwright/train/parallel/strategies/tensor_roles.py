@@ -1,4 +1,4 @@
-"""Which linear layers of a transformer block divide its features, and which sum what was divided.
+"""Finds the column-wise and row-wise linear layers of a transformer block, which divide or sum its features.
 
 Linear layers of one module go by their names if all are names that models use for them (below). Otherwise the last of
 two or more divides its input, and the others, which take the input of the module, divide their output. One that makes
