@@ -93,9 +93,9 @@ def text(words: str = "a name") -> Validator:
 
 
 def instance_of(*kinds: type, words: str = "") -> Validator:
-    """Return the validator of the instances of some classes."""
+    """Return the validator of the instances of some classes or protocols; a class itself is none."""
     names = " or ".join(kind.__name__ for kind in kinds)
-    return Validator(lambda value: isinstance(value, kinds), words or f"a {names}")
+    return Validator(lambda value: isinstance(value, kinds) and not isinstance(value, type), words or f"a {names}")
 
 
 def each(validator: Validator, *, least: int = 0, words: str = "") -> Validator:

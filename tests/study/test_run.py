@@ -278,6 +278,26 @@ def test_failures_after_a_success_end_the_run_at_their_limit():
         run(study, train, trials=50, max_failures=15)
 
 
+def test_many_failures_do_not_end_a_run_of_which_most_trials_succeed():
+    def train(trial):
+        return 1.0 if trial.number % 5 > 1 else math.nan
+
+    study = make()
+    run(study, train, trials=165)
+    assert counts(study) == {"complete": 165, "failed": 110}
+    with pytest.raises(StudyFailed, match=r"165 trials have failed, .*; a larger max_failures lets it go on"):
+        run(study, lambda _: math.nan, trials=300)
+
+
+@pytest.mark.parametrize("wrong", ["tpe", tw.RandomSearcher, tw.Local, 3])
+@pytest.mark.parametrize("part", ["searcher", "engine"])
+def test_a_part_of_another_kind_is_refused_before_anything_runs(part, wrong):
+    study = make()
+    with pytest.raises(InputError, match=rf"^{part}: got .*; allowed: an? {part} such as "):
+        study.run(lambda trial: trial.params["x"], trials=2, progress=False, **{part: wrong})
+    assert not study.trials
+
+
 @pytest.mark.parametrize(
     ("train", "message"),
     [

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from trainwright.cluster.device import NodeShape
 from trainwright.ledger import Record
@@ -83,6 +83,7 @@ class Handler(Protocol):
         """Whether running trials that can save within an epoch are to do so at their next step, and to end."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Where trials run. `open`, then `launch` and `poll` in turn, then `close`, which leaves no process behind."""
 

@@ -16,6 +16,7 @@ _DRAWS = 8  # single draws before a finite space is listed and the untried rest 
 _LISTABLE = 1_000_000
 
 
+@runtime_checkable
 class Searcher(Protocol):
     """Who proposes: a frozen dataclass of settings without clock, I/O or state of its own."""
 

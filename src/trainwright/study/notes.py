@@ -20,6 +20,7 @@ from trainwright.search import DefaultSearcher, Searcher
 from trainwright.study.driver.budget import Budget
 from trainwright.study.study_log import StudyLog
 from trainwright.train.optuna import OptunaObjective
+from trainwright.validators import check, instance_of, optional
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -183,6 +184,7 @@ class Searching:
         Raises `StudyError` that says `how` to give one that cannot be made from the study's records.
         """
         found = preferred if preferred is not None else self._searcher
+        check(found, optional(instance_of(Searcher, words="a searcher such as ForestSearcher()")), "searcher", StudyError)
         if found is None:
             fact = SearcherNote.last(self._log.state)
             found = self._searcher = DefaultSearcher() if fact is None else fact.build(how)

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainwright.engine import Engine, Local, TrainFunction
 from trainwright.engine.function_reference import script_boundary
-from trainwright.errors import ObjectiveError, StudyError, TrialError
+from trainwright.errors import InputError, ObjectiveError, StudyError, TrialError
 from trainwright.ledger import Ledger, TrialState, facts
 from trainwright.ledger.objectives import Outcome, parse_constraints, parse_objectives, refusal
 from trainwright.ledger.opening import is_url
@@ -235,8 +235,8 @@ class Study(Simulating):
         checkpoint in the next call. A second signal ends it at once. A `deadline` ("18:00", an ISO time with a date, a
         datetime) makes the best trial that is complete by then the aim: early enough before it nothing new starts, and
         the best trials get all devices, as far as the policy may resize them. Without `trials` the other budgets or the
-        space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after
-        10 without one success; in a team that runs more trials than that at once, after as many as it runs. Two
+        space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100, or as
+        many as have a result), or after 10 without one success; in a team that runs more at once, after as many. Two
         failures of one type, file and line without one success are enough, unless `max_failures` is given.
         """
         script_boundary()
@@ -257,8 +257,8 @@ class Study(Simulating):
             self.work(
                 train, budget, searcher=chosen, scheduler=Scheduler.of(scheduler), engine=engine, progress=progress
             )
-        except StudyFailed as failed:
-            # The sentence names the line that failed; our frames between would only hide it.
+        except (InputError, StudyFailed) as failed:
+            # The sentence says what is wrong and where; our frames between would only hide it.
             raise failed.with_traceback(None) from None
 
     def work(
@@ -274,6 +274,8 @@ class Study(Simulating):
         team: TeamSettings | None = None,
     ) -> WorkerResult:
         """Run trials until the budget is used, alone or in a `team` as `Worker` sets it up; return what came of it."""
+        runner = engine if engine is not None else Local()
+        check(runner, instance_of(Engine, words="an engine such as Local(workers=2)"), "engine", StudyError)
         log, state = self._log, self._log.state
         # It beats from the start, as reading a long ledger takes a while.
         with Heartbeat(log.ledger) as heartbeat:
@@ -302,7 +304,6 @@ class Study(Simulating):
             seen.catch_up(state.trials)
             shown = Progress(budget.trials, shown=progress)
             retry = None if team is None else RetryOnFullDisk(team.give_up_seconds, shown.say)
-            runner = engine if engine is not None else Local()
             complete = state.counts["complete"]
             with log.running(rule, seen, retry=retry):
                 self._greet_user(shown)

@@ -21,7 +21,7 @@ class Budget(Settings, label="run"):
     """When a run ends; None is no limit.
 
     `trials` with a result and `device_seconds` count over the whole life of the study, `wall_seconds` over this run;
-    `max_failures` None: 100, or as many as run at once if that is more.
+    `max_failures` None: 100, or as many as run at once or have a result if that is more.
     What runs at the end, or when a signal comes, has `grace_seconds` to end its epoch. `deadline` ends this run, too,
     but other runs do not go on: the best trial that is complete by then is the aim (see `FinalPhase`). It is an hour of
     today, a time in ISO 8601 or a datetime; without a time zone that of this host.

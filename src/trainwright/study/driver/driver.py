@@ -36,7 +36,7 @@ _WATCH_SECONDS = 1.0
 _HOPELESS, _ALIKE = 10, 2
 """So many failures without one success end a run, or as many as trials run if that is more; or so many alike."""
 _MOST_FAILURES = 100
-"""So many failures end a run that was told no other limit, or as many as trials run if that is more."""
+"""So many failures end a run that was told no other limit, or as many as trials run or have a result if more."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -407,9 +407,11 @@ class Driver:
         # In a large team that many may fail before any can succeed.
         hopeless = max(_HOPELESS, counts[Status.RUNNING])
         if most is None:
-            most = max(_MOST_FAILURES, counts[Status.RUNNING])
+            # Where most trials succeed, a long study may have many that diverge.
+            most = max(_MOST_FAILURES, counts[Status.RUNNING], state.results)
         if failed >= most or (broken >= hopeless and not state.results):
-            raise StudyFailed(f"{failed} trials have failed, {state.results} have a result; the last: {why}")
+            more = "; a larger max_failures lets it go on" if state.results else ""
+            raise StudyFailed(f"{failed} trials have failed, {state.results} have a result; the last: {why}{more}")
 
     # Upkeep.
 
