@@ -10,6 +10,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import InputError
+from trainwright.schedule import PromotionRule
 from trainwright.study.driver.budget import Budget, as_datetime
 
 
@@ -63,6 +64,16 @@ def test_a_run_by_a_deadline(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "from now on the best train to their end, each on up to 1 device" in said
     assert "more trials are complete; best loss=" in said
     assert "forecast: " in said
+
+
+@pytest.mark.parametrize("rule", [tw.ASHA(max_epochs=9), tw.PASHA(max_epochs=9)])
+def test_a_run_that_has_all_its_trials_does_not_idle_until_its_deadline(rule: PromotionRule) -> None:
+    """What rests at rungs goes on to its end at once; then, or where nothing rests, the run ends."""
+    study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", searcher=tw.RandomSearcher())
+    began, end = clock.monotonic(), datetime.now().astimezone() + timedelta(seconds=60)
+    study.run(train, trials=6, deadline=end, scheduler=rule, engine=tw.Local(workers=0), progress=False)
+    assert clock.monotonic() - began < 30
+    assert study.state.counts["complete"] and not study.state.counts["paused"]
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class FinalPhase:
         allocator.final = way > left
         if allocator.final:
             self._announce(left)
-        else:
+        elif allocator.running:
             allocator.plan_again_at(allocator.final_at)
         shares = self._find_shares(allocator)
         lacks = self._claim_devices(allocator, shares)
@@ -58,8 +58,13 @@ class FinalPhase:
             return
         if not allocator.final:
             self.inner.plan(allocator)
-            return
+            if allocator.running:
+                return
+            # Nothing is left to compare: what rests goes on now, and without such trials the run ends.
+            allocator.final = True
         self._start_resting(allocator)
+        if allocator.running:
+            self._announce(left)
         if allocator.policy.resizes:
             self._use_free_devices(allocator)
 
