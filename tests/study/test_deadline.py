@@ -73,7 +73,8 @@ def test_a_run_that_has_all_its_trials_does_not_idle_until_its_deadline(rule: Pr
     began, end = clock.monotonic(), datetime.now().astimezone() + timedelta(seconds=60)
     study.run(train, trials=6, deadline=end, scheduler=rule, engine=tw.Local(workers=0), progress=False)
     assert clock.monotonic() - began < 30
-    assert study.state.counts["complete"] and not study.state.counts["paused"]
+    assert study.state.counts["complete"]
+    assert not study.state.counts["paused"]
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -184,7 +184,9 @@ class Searching:
         Raises `StudyError` that says `how` to give one that cannot be made from the study's records.
         """
         found = preferred if preferred is not None else self._searcher
-        check(found, optional(instance_of(Searcher, words="a searcher such as ForestSearcher()")), "searcher", StudyError)
+        check(
+            found, optional(instance_of(Searcher, words="a searcher such as ForestSearcher()")), "searcher", StudyError
+        )
         if found is None:
             fact = SearcherNote.last(self._log.state)
             found = self._searcher = DefaultSearcher() if fact is None else fact.build(how)
