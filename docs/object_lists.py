@@ -1,7 +1,7 @@
 """Lists of names on the pages of the reference, each shown by its docstring.
 
 A block of kind `{objects}` has a module and names of it on each line, such as `trainwright.ledger: fold State Status`;
-`trainwright.errors: *` is all that it defines under public names, in the order of their definitions.
+`trainwright.errors: *` is all that its `__all__` names, in the order of their definitions.
 """
 
 import importlib
@@ -37,5 +37,4 @@ def _directives(lines: str) -> str:
 
 
 def _public(module: ModuleType) -> list[str]:
-    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-    return [name for name in own if not name.startswith("_")]
+    return [name for name, value in vars(module).items() if name in module.__all__ and not inspect.ismodule(value)]

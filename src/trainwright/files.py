@@ -10,6 +10,8 @@ from typing import Any
 from trainwright.errors import InputError
 from trainwright.publishing import write_file
 
+__all__ = ["plain", "read_json", "read_text", "read_toml", "write_text"]
+
 
 def read_text(path: str | Path, what: str, *, allowed: str, error: type[InputError] = InputError) -> str:
     """Return the text of a file that is not empty; else raise `error`: what the file is to be, its path, the reason."""

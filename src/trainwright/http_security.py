@@ -21,6 +21,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from trainwright.errors import InputError, ListenError
 
+__all__ = ["AccessRules", "Guard", "bind", "is_loopback", "token_for"]
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["HAS_NUMBA", "Bits", "Flags", "Floats", "Ints", "Singles", "compiled"]
+
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Ints = NDArray[np.int64] | NDArray[np.int32]

@@ -6,6 +6,8 @@ A row dominates another if it is as good in every column and better in one; so e
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["MOST_OBJECTIVES", "dominates", "hypervolume", "non_dominated", "ranks", "reference_of"]
+
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 

@@ -25,6 +25,8 @@ import numpy as np
 from trainwright.errors import InputError, closest
 from trainwright.settings import refuse_unknown
 
+__all__ = ["Registry", "describe", "load", "make", "names_of"]
+
 _ORIGIN = "from"
 """The entry of a table that names a plug-in's distribution; no argument can be called so."""
 

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+__all__ = ["FileLayer", "is_disk_full", "make_folder", "publish", "sync_all", "sync_folder", "write_file", "write_new"]
+
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _EXCHANGE = 2  # renameat2's flag
 _HERE = -100  # AT_FDCWD: paths are as they are given

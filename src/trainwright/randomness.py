@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
+__all__ = ["rng"]
+
 
 @lru_cache(maxsize=256)
 def _key(seed: int, purpose: str) -> tuple[int, int]:

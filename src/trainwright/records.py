@@ -12,6 +12,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from trainwright.errors import InputError, closest
 
+__all__ = ["Fail", "KeyPath", "check_schema", "fail_with", "read_record", "read_value"]
+
 _Record = TypeVar("_Record")
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 

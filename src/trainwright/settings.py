@@ -16,6 +16,8 @@ from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_typ
 from trainwright.errors import InputError, closest
 from trainwright.validators import Validator, check
 
+__all__ = ["Setting", "Settings", "refuse_unknown", "settings_of"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:

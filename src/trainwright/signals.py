@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
+__all__ = ["LAUNCHER_SIGNALS", "StopSignals", "ignore_launcher", "raise_interrupt", "signals_held"]
+
 LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """What batch systems, systemd, mpirun and `timeout` send before they kill; SIGUSR1 and SIGUSR2 only on request."""
 

@@ -12,6 +12,19 @@ from typing import Any
 
 from trainwright.errors import InputError, closest
 
+__all__ = [
+    "Validator",
+    "check",
+    "each",
+    "flag",
+    "instance_of",
+    "integer",
+    "number",
+    "one_of",
+    "optional",
+    "text",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Validator:

@@ -8,6 +8,8 @@ from trainwright.errors import CheckpointConfigError
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, one_of
 
+__all__ = ["CheckpointConfig", "Retention"]
+
 _INTERVAL = Validator(
     # The type tells the unit: an int counts optimizer steps, a float counts seconds.
     lambda value: (

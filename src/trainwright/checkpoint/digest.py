@@ -12,6 +12,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+__all__ = [
+    "BLAKE2B",
+    "CHUNK_BYTES",
+    "XXH3",
+    "chunk_ranges",
+    "combine_digests",
+    "digest_bytes",
+    "digest_file",
+    "kind_of",
+    "read_at",
+]
+
 BLAKE2B = "blake2b"
 XXH3 = "xxh3"
 

@@ -44,6 +44,8 @@ from trainwright.errors import (
 )
 from trainwright.publishing import FileLayer, is_disk_full
 
+__all__ = ["Manager"]
+
 # Over which a usual step's time is taken.
 _STEPS_KNOWN = 64
 

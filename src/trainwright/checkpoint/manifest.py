@@ -14,6 +14,8 @@ from typing import Any
 from trainwright.checkpoint.digest import CHUNK_BYTES, combine_digests, digest_bytes
 from trainwright.errors import CheckpointCorruptError, CheckpointVersionError
 
+__all__ = ["MANIFEST", "SCHEMA", "FileRecord", "Manifest", "ShardRecord", "TensorRecord"]
+
 SCHEMA = 1
 """The newest form of manifests that this version reads, and the one that it writes."""
 

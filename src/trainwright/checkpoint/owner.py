@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from trainwright.checkpoint.restore.restored import Restored
 from trainwright.checkpoint.save.publish import Published
 
+__all__ = ["HasCheckpoints", "Owner"]
+
 
 class HasCheckpoints(Protocol):
     """Whatever has checkpoints, such as a trial."""

@@ -17,6 +17,8 @@ from trainwright.errors import StudyError, TrainwrightError
 from trainwright.settings import Settings
 from trainwright.validators import each, instance_of, integer, number, one_of, optional, text
 
+__all__ = ["SCRIPT", "SUBMITTED", "Job", "make_folder", "make_script", "queue_states", "run_command"]
+
 SCRIPT = "job.sh"
 """The name of the script in its folder."""
 SUBMITTED = "submitted"

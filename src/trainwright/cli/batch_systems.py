@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainwright.cli.batch_job import Job
 
+__all__ = ["SYSTEMS", "BatchSystem"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSystem:

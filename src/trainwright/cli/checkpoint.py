@@ -16,6 +16,8 @@ from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError
 from trainwright.report.formatting import duration
 
+__all__ = ["app"]
+
 
 def verify_resume(
     target: Annotated[

@@ -20,6 +20,8 @@ from trainwright.cli.formatting import print_table, size
 from trainwright.errors import CheckpointFormatError
 from trainwright.report.formatting import count
 
+__all__ = ["convert", "diff", "inspect", "verify"]
+
 _LINES = 100
 """No more names than these are shown."""
 

@@ -21,6 +21,24 @@ import click
 from trainwright.files import plain
 from trainwright.settings import Setting, settings_of
 
+__all__ = [
+    "INTERRUPTED",
+    "Argument",
+    "ClusterName",
+    "Command",
+    "EnsembleFolder",
+    "Nodes",
+    "Option",
+    "OrderedGroup",
+    "PlanFile",
+    "Result",
+    "StudyFolder",
+    "TokenFile",
+    "add_command",
+    "make_group",
+    "options_of",
+]
+
 INTERRUPTED = 130
 """Exit status of a command that a signal or the end of its time has ended; to run it again continues."""
 

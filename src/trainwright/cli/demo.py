@@ -21,6 +21,8 @@ from trainwright.serve import Deployment
 from trainwright.space import Float, Int, Space
 from trainwright.study import Study
 
+__all__ = ["demo"]
+
 _TRIALS, _EPOCHS, _MEMBERS = 60, 27, 8
 
 

@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy
 from trainwright.ensemble import leave
 from trainwright.train import Trial
 
+__all__ = ["load_rows", "make_network", "train"]
+
 _SPLITS = {"training": slice(500), "selection": slice(500, 900), "test": slice(900, None)}
 """Few rows to learn from, so that single networks differ in what they get wrong; 897 to judge by."""
 _BATCH = 32

@@ -11,6 +11,8 @@ from trainwright import __version__
 from trainwright.cli.command import Argument, Result
 from trainwright.engine.doctor.examination import Finding, examine
 
+__all__ = ["doctor"]
+
 _HEADINGS = {
     "installed": "Installed",
     "extras": "Extras, and what those that are missing would give",

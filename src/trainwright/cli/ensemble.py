@@ -10,6 +10,8 @@ from trainwright.ensemble.ensemble_settings import EnsembleSettings, StoredSetti
 from trainwright.ensemble.library.library import Library
 from trainwright.report.html import write_ensemble_page
 
+__all__ = ["ensemble"]
+
 _TRIED_PAGE = "ensemble-tried.html"
 
 

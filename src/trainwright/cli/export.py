@@ -14,6 +14,8 @@ from trainwright.integrations.wandb import export_wandb
 from trainwright.report import export_csv, export_parquet, write_report
 from trainwright.settings import Settings, settings_of
 
+__all__ = ["export", "report"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sinks(Settings):

@@ -20,6 +20,8 @@ from trainwright.report.paper import draw_paper_figure
 from trainwright.report.tabular import read_state
 from trainwright.search.importance import importance_of
 
+__all__ = ["figure"]
+
 _KINDS = (".pdf", ".svg", ".png")
 _WIDTHS = 40.0, 400.0
 _GROUP_OF = {"best-results": "progress", "best-time": "progress", "utilisation": "workers"}

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from trainwright.errors import InputError
 
+__all__ = ["print_rows", "print_table", "seconds", "shorten", "shorten_list", "size"]
+
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 

@@ -18,6 +18,18 @@ from trainwright.plan.parallel.precision import optimizer_of, precision_of
 from trainwright.settings import Settings
 from trainwright.validators import integer, optional, text
 
+__all__ = [
+    "OracleSettings",
+    "call_function",
+    "find_cluster",
+    "read_costs",
+    "read_degrees",
+    "read_devices",
+    "read_loss",
+    "read_module",
+    "read_profile",
+]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OracleSettings(Settings, label=""):

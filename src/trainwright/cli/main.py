@@ -15,6 +15,8 @@ from trainwright.cli.command import INTERRUPTED, add_command, make_group
 from trainwright.errors import InputError, TrainwrightError, closest
 from trainwright.signals import LAUNCHER_SIGNALS, raise_interrupt
 
+__all__ = ["COMMANDS", "build_app", "main"]
+
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("trainwright.cli.run", "Run a study file with all its stages, or resume it."),
     "worker": ("trainwright.cli.worker", "Work on a study from anywhere that sees its ledger."),

@@ -16,6 +16,8 @@ from trainwright.plan.memory.explain import explain_plan
 from trainwright.plan.memory.known_plans import lowest_with_copies
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
+__all__ = ["app"]
+
 _SPEC = Annotated[
     str,
     Argument(help="A chain file (.json), or MODULE:FUNCTION for (model, sample[, loss])."),

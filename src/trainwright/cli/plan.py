@@ -27,6 +27,8 @@ from trainwright.model.profile import Profile
 from trainwright.plan import Forecast, Oracle, Saving
 from trainwright.settings import settings_of
 
+__all__ = ["app", "model"]
+
 _SCHEMA = 1
 
 

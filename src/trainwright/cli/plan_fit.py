@@ -27,6 +27,8 @@ from trainwright.plan.fit.measured_run import MeasuredRun, constant_mfu_seconds,
 from trainwright.plan.fit.run_table import read_runs
 from trainwright.validators import check, number
 
+__all__ = ["calibrate", "fit", "import_network"]
+
 
 def fit(
     runs: Annotated[Path, Argument(help="A CSV file: models, degrees and seconds of timed iterations.")],

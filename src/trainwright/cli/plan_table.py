@@ -13,6 +13,8 @@ from trainwright.plan.forecast import Ranking
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.report.formatting import count
 
+__all__ = ["SpeedOf", "show_ranking"]
+
 _LEAST_SHOWN = 1e-3
 """Of an iteration, that some part takes at least to have a column."""
 

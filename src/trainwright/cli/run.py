@@ -13,6 +13,8 @@ from trainwright.report import write_report, write_summary
 from trainwright.study.driver.budget import Budget
 from trainwright.validators import check, one_of
 
+__all__ = ["run"]
+
 
 @options_of(
     Budget,

@@ -18,6 +18,8 @@ from trainwright.serve.placement.devices import parse_devices, share_devices
 from trainwright.serve.service import Service
 from trainwright.validators import check, number, one_of
 
+__all__ = ["app"]
+
 
 @options_of(AllocationStage)
 def allocate(

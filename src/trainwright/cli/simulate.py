@@ -24,6 +24,8 @@ from trainwright.study import Forecast, Study
 from trainwright.study.forecast.forecast import Spread, forecasts
 from trainwright.validators import check, each, instance_of, integer, number, optional, text
 
+__all__ = ["simulate"]
+
 _OWN = "this file"
 _COUNT = integer(minimum=1)
 _SCALING = "an exponent such as 0.9, or speed-ups such as {2 = 1.8, 4 = 3}"

@@ -13,6 +13,8 @@ from trainwright.report.overview import Overview
 from trainwright.study import Study
 from trainwright.ui.study_details import trial_page
 
+__all__ = ["status"]
+
 _WHY = {
     "running": "",
     "silent": ": no heartbeat from its worker; others resume it if that lasts",

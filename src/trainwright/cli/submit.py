@@ -12,6 +12,8 @@ from trainwright.errors import InputError
 from trainwright.publishing import write_file
 from trainwright.settings import settings_of
 
+__all__ = ["submit"]
+
 _OPTIONS = tuple(field.name for field in settings_of(Job) if get_origin(field.type) is not list)
 
 

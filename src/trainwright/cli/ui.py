@@ -6,6 +6,8 @@ from typing import Annotated
 from trainwright.cli.command import Argument, Option, TokenFile
 from trainwright.ui.serving import serve_page
 
+__all__ = ["ui"]
+
 
 def ui(
     where: Annotated[str, Argument(help="A study's directory, a folder of studies, or a study's URL.")],

@@ -13,6 +13,8 @@ from trainwright.errors import EngineError
 from trainwright.study import Study, Worker
 from trainwright.study.driver.budget import Budget
 
+__all__ = ["worker"]
+
 
 @options_of(Budget, "trials", "wall_seconds", "deadline", takes="limits")
 @options_of(

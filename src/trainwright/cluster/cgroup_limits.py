@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+__all__ = ["cgroup_cores", "cgroup_memory_bytes", "host_memory_bytes"]
+
 _GROUPS = "sys/fs/cgroup"
 _UNLIMITED_BYTES = 1 << 60  # version 1 writes nearly 2^63 where there is no limit
 

@@ -15,6 +15,8 @@ from trainwright.errors import InputError, closest
 from trainwright.settings import Settings
 from trainwright.validators import check, each, integer, number, one_of
 
+__all__ = ["PRESETS", "RUNTIMES", "Cluster"]
+
 RUNTIMES = ("step", "fsdp", "gpipe", "1f1b")
 """What the runtime adds time to: a step on several devices, and a micro-batch of FSDP or a pipeline, by schedule."""
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from trainwright.settings import Settings
 from trainwright.validators import Validator, check, integer, number
 
+__all__ = ["MOST_EFFICIENT", "Device", "DeviceFailures", "NodeShape", "Storage", "roofline_seconds"]
+
 MOST_EFFICIENT = {"attention": 2.0}
 """Largest shares of the peak where they are not 1: attention with a causal mask does half of its operations."""
 _USUAL = {"conv": 0.45, "linear": 0.6, "attention": 0.45, "fp8": 0.6, "memory": 0.8}

@@ -20,6 +20,8 @@ from trainwright.files import read_text, write_text
 from trainwright.records import KeyPath, read_record, read_value
 from trainwright.settings import settings_of
 
+__all__ = ["read_cluster", "write_cluster"]
+
 SCHEMA = 1
 C = TypeVar("C")
 """The class `Cluster`: it imports this module, so it is passed in."""

@@ -12,6 +12,8 @@ from trainwright.errors import InputError
 from trainwright.settings import Settings
 from trainwright.validators import check, integer, number, one_of
 
+__all__ = ["ALGORITHMS", "OPERATIONS", "ExchangeTimes", "NetworkLevel", "Operation"]
+
 Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 

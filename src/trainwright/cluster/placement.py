@@ -23,6 +23,8 @@ from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.network import NetworkLevel
 from trainwright.errors import InputError
 
+__all__ = ["EqualPart", "contention", "equal_parts", "group_tier", "groups"]
+
 _Boundaries = tuple[tuple[int, float], ...]
 
 

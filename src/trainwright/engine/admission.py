@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from trainwright.engine.protocol import Block, Died, Engine, Handler, Outcome, Raised, TrainFunction
 from trainwright.train.assignment import Assignment
 
+__all__ = ["REJECTED", "Admission", "AdmissionControl", "EngineWrapper"]
+
 REJECTED = "rejected"
 """The failure of a trial that was never started."""
 

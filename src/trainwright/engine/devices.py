@@ -11,6 +11,8 @@ from pathlib import Path
 
 from trainwright.cluster.cgroup_limits import cgroup_cores
 
+__all__ = ["cores", "local_rank", "local_size", "rank", "task_count", "visible_gpus"]
+
 _RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _LOCAL_RANK = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK")
 _SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE")

@@ -15,6 +15,16 @@ from typing import Any
 from trainwright.errors import EngineError, TrainwrightError, closest
 from trainwright.train.optuna import OptunaObjective
 
+__all__ = [
+    "IN_WORKER",
+    "LOADING",
+    "FunctionReference",
+    "load_function",
+    "load_module",
+    "load_reference",
+    "script_boundary",
+]
+
 IN_WORKER = "TRAINWRIGHT_WORKER"
 """Set in the environment of worker processes: to `LOADING`, then to the number of the process that runs trials."""
 LOADING = "loading"

@@ -19,6 +19,8 @@ from trainwright.settings import Settings
 from trainwright.train.assignment import Assignment
 from trainwright.validators import each, flag, instance_of, integer, number, optional
 
+__all__ = ["Local"]
+
 _GPUS = optional(each(instance_of(str, int), words="a list of GPUs, such as [0, 1], or () for none"))
 
 

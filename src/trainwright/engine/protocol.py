@@ -14,6 +14,20 @@ from trainwright.train import Trial
 from trainwright.train.assignment import Assignment
 from trainwright.validators import Validator, number
 
+__all__ = [
+    "SPEEDS",
+    "Block",
+    "Died",
+    "Engine",
+    "Handler",
+    "Outcome",
+    "Raised",
+    "Returned",
+    "StoppedEarly",
+    "TrainFunction",
+    "node_shapes",
+]
+
 TrainFunction = Callable[[Trial], Any]
 Block = tuple[int, ...]
 

@@ -25,6 +25,8 @@ from trainwright.errors import EnsembleError, ExportError
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Ensemble"]
+
 _UNUSUAL = 0.95  # share of calibration rows that are less uncertain than the threshold
 
 

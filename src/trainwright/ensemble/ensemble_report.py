@@ -16,6 +16,8 @@ from trainwright.files import plain
 if TYPE_CHECKING:
     from trainwright.ensemble.ensemble import Ensemble
 
+__all__ = ["EnsembleReport", "describe_member", "make_report"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleReport:

@@ -22,6 +22,8 @@ from trainwright.files import read_json, write_text
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, one_of, optional, text
 
+__all__ = ["SETTINGS_FILE", "ChosenEnsemble", "EnsembleSettings", "StoredSettings"]
+
 SETTINGS_FILE = "ensemble.json"
 _ALPHA = 0.1
 _FEWEST_ROWS = 9  # that can promise it

@@ -9,6 +9,27 @@ import numpy.typing as npt
 
 from trainwright.errors import EnsembleError, closest
 
+__all__ = [
+    "ALIASES",
+    "METRICS",
+    "SMALLEST",
+    "Array",
+    "Metric",
+    "MetricLike",
+    "accuracy",
+    "balanced_accuracy",
+    "cross_entropy",
+    "default_metric",
+    "f1_score",
+    "find_metric",
+    "normal_crps",
+    "normal_nll",
+    "pinball",
+    "roc_auc",
+    "root_mean_squared_error",
+    "squared_error",
+]
+
 Array = npt.NDArray[Any]
 RowFunction = Callable[[Array, Array], Array]
 

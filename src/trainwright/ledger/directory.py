@@ -21,6 +21,8 @@ from trainwright.ledger.record import Record, new_identity, read_identity
 from trainwright.ledger.writers import new_writer
 from trainwright.publishing import make_folder, sync_folder
 
+__all__ = ["DirectoryLedger"]
+
 
 class DirectoryLedger:
     """A ledger in `directory` (a study's `ledger/` folder).

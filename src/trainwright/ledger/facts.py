@@ -13,6 +13,8 @@ from trainwright.ledger.kinds import KINDS, check_body
 from trainwright.ledger.record import Record
 from trainwright.ledger.writers import Writer
 
+__all__ = ["begun", "joined", "left", "make_record", "note"]
+
 # Of what a failing trial said: far less than the longest line of a journal. Of a traceback the end is kept.
 _MOST_CHARACTERS = 2**18
 _KEPT = {

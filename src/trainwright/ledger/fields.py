@@ -11,6 +11,8 @@ from typing import Any
 from trainwright.errors import ObjectiveError
 from trainwright.ledger.objectives import parse_constraints, parse_objectives
 
+__all__ = ["DEEPEST", "Field", "Shape", "Type", "optional", "seconds", "whole"]
+
 DEEPEST = 20
 """So many lists and objects may lie within each other in a value."""
 

@@ -31,6 +31,8 @@ from trainwright.ledger.trials import (
 )
 from trainwright.ledger.writers import Writer
 
+__all__ = ["Decision", "State", "blocks", "fold", "state_of"]
+
 # Records that are in memory beside the state while a ledger is read.
 _BLOCK = 1000
 

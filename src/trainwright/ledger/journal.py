@@ -18,6 +18,8 @@ from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger.record import Record
 from trainwright.publishing import is_disk_full, sync_folder
 
+__all__ = ["END", "Fsync", "JournalWriter", "failed", "writer_of"]
+
 Fsync = Literal["lifecycle", "always", "never"]
 
 END = b"%08x %b\n" % (zlib.crc32(b'{"v":1,"end":true}'), b'{"v":1,"end":true}')

@@ -14,6 +14,9 @@ from trainwright.errors import InputError
 from trainwright.ledger import fields as types
 from trainwright.ledger.fields import Field, Shape, Type, optional, seconds, whole
 
+__all__ = ["KINDS", "NOTES", "RecordKind", "check_body", "misfits"]
+
+
 _A_TRIAL, _A_LEASE = whole(0, 2**31), whole(1, 2**31)
 
 

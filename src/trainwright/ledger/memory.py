@@ -11,6 +11,8 @@ from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.record import Record
 from trainwright.ledger.writers import new_writer
 
+__all__ = ["MemoryLedger"]
+
 
 @dataclass
 class _Store:

@@ -9,6 +9,18 @@ from typing import ClassVar, Literal, cast
 
 from trainwright.errors import ObjectiveError
 
+__all__ = [
+    "Constraint",
+    "Objective",
+    "Outcome",
+    "keeps",
+    "losses_of",
+    "parse_constraints",
+    "parse_objectives",
+    "refusal",
+    "violation_of",
+]
+
 _FORM = re.compile(r"^\s*(?:(min|max)\s+)?([^\s<>=]+)\s*(?:(<=|>=)\s*(\S+))?\s*$")
 _LIMIT = re.compile(r"^\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*(\S+)\s*$")
 

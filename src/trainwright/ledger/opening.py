@@ -8,6 +8,8 @@ from trainwright.ledger.protocol import Ledger
 from trainwright.plugins import load, names_of
 from trainwright.publishing import make_folder, write_file
 
+__all__ = ["is_url", "open_ledger"]
+
 
 def open_ledger(where: str | Path, *, create: bool = False, url: str | None = None) -> Ledger:
     """Return a writer on the ledger of the study in directory `where`, or at redis://HOST:PORT/0?study=NAME.

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Protocol
 
 from trainwright.ledger.record import Record
 
+__all__ = ["TORN", "Cursor", "Dropped", "Ledger"]
+
 TORN = "its end is missing"
 """Why the last line of a killed writer's journal is left out."""
 

@@ -20,6 +20,8 @@ from trainwright.ledger.journal import END, writer_of
 from trainwright.ledger.protocol import TORN, Dropped
 from trainwright.ledger.record import LONGEST, Record
 
+__all__ = ["JournalReader", "first_pause", "pause_after"]
+
 # Lines that are parsed at once.
 _BLOCK = 1000
 # Bytes that are read at once.

@@ -14,6 +14,8 @@ from zlib import crc32
 from trainwright.errors import LedgerError, LedgerTooNew, StudyError
 from trainwright.ledger.kinds import misfits
 
+__all__ = ["FORMAT", "LONGEST", "Record", "check_format", "new_identity", "read_identity"]
+
 FORMAT = 1
 """The newest format of records that this version reads, and the one that it writes."""
 

@@ -19,6 +19,8 @@ from trainwright.ledger.writers import new_writer
 if TYPE_CHECKING:
     import redis
 
+__all__ = ["RedisLedger"]
+
 _T = TypeVar("_T")
 
 _FORM = "redis://HOST:PORT/0?study=NAME"

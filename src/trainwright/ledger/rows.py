@@ -7,6 +7,8 @@ from typing import Any
 from trainwright.ledger.fold import State
 from trainwright.ledger.trials import TrialState
 
+__all__ = ["columns", "final_metrics", "first_start", "rows"]
+
 _FIXED = ("number", "state", "epochs", "seconds", "device_seconds", "started_at", "ended_at", "failure")
 
 

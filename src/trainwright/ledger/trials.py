@@ -6,6 +6,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+__all__ = [
+    "ENDED",
+    "MAX_LOSSES",
+    "MAX_RESTARTS",
+    "Checkpoint",
+    "End",
+    "Exploit",
+    "Failure",
+    "Lease",
+    "Offer",
+    "RaisedAt",
+    "Report",
+    "Status",
+    "TrialState",
+]
+
 MAX_RESTARTS = 3
 """A trial is given up that may itself have caused the loss of more leases than this since it last made progress."""
 

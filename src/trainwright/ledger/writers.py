@@ -19,6 +19,8 @@ from trainwright.ledger.trials import Status
 if TYPE_CHECKING:
     from trainwright.ledger.fold import State
 
+__all__ = ["SILENT", "Liveness", "Writer", "new_writer", "state_counts", "under_way"]
+
 _QUARTERS = 4
 # The fields of a writer that its record tells.
 _PLACE = ("host", "boot", "pid", "process_start", "namespace")

@@ -7,6 +7,8 @@ from pathlib import Path
 from trainwright.errors import InputError
 from trainwright.publishing import publish, write_file
 
+__all__ = ["folder", "replacing", "target", "write"]
+
 
 def target(directory: str | Path, file: str | Path, finished: tuple[str, ...] = ()) -> Path:
     """Return `file` as a path that may be written, or raise `InputError`; no `finished` allow any.

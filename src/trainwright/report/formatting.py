@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+__all__ = ["DASH", "aligned", "count", "date", "duration", "embedded_json", "escape", "number", "shown", "time_unit"]
+
 DASH = "\N{EN DASH}"
 """Stands where there is no value."""
 

@@ -16,6 +16,8 @@ from trainwright.report.formatting import DASH, count, date, duration, escape, n
 from trainwright.report.overview import Overview
 from trainwright.report.page import Section, figure_html, page_html
 
+__all__ = ["write_ensemble_page", "write_report"]
+
 
 def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
     """Write the report of the study in `directory` to `path` (by default report.html in it) and return where it is.

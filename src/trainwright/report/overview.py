@@ -14,6 +14,8 @@ from trainwright.ledger.objectives import Outcome
 from trainwright.ledger.writers import state_counts
 from trainwright.study.results import Results
 
+__all__ = ["Clock", "Overview"]
+
 _BREAK_SECONDS, _BREAK_SHARE = 60.0, 0.1
 
 

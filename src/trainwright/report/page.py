@@ -14,6 +14,8 @@ from importlib import resources
 from trainwright.report.figures.figure import Figure
 from trainwright.report.formatting import embedded_json, escape
 
+__all__ = ["Section", "figure_html", "page_html"]
+
 Section = tuple[str, str, str]
 """Id, heading and inner HTML."""
 

@@ -18,6 +18,8 @@ from trainwright.errors import InputError, MissingExtra
 from trainwright.report.figures.figure import Figure, Json
 from trainwright.report.files import replacing
 
+__all__ = ["draw_paper_figure"]
+
 _MM_PER_INCH, _POINTS_PER_INCH = 25.4, 72
 _POINTS = 7.0
 # Of a letter and of a legend's mark with the gaps next to it, for texts that are not drawn yet.

@@ -14,6 +14,8 @@ from trainwright.report.files import write
 from trainwright.report.overview import Overview
 from trainwright.study.results import Results
 
+__all__ = ["choose_study_ensemble", "write_summary"]
+
 
 def write_summary(directory: str | Path, *, also: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Write DIR/summary.json and return its content.

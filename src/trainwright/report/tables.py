@@ -10,6 +10,8 @@ from trainwright.ledger.rows import final_metrics
 from trainwright.report.formatting import DASH, aligned, count, duration, escape, number, shown
 from trainwright.report.overview import Overview
 
+__all__ = ["best_trials", "dropped_records", "failures", "pick"]
+
 _FEASIBLE = {True: "yes", False: "no", None: DASH}
 _MOST_TRIALS, _MOST_FAILURES, _MOST_NUMBERS, _MOST_DROPPED, _LONGEST = 20, 40, 12, 30, 120
 

@@ -13,6 +13,8 @@ from trainwright.ledger import State, Status, TrialState, open_ledger, state_of
 from trainwright.ledger.rows import columns, final_metrics, rows
 from trainwright.report.files import replacing, target, write
 
+__all__ = ["FinishedTrials", "export_csv", "export_parquet", "metric_points", "read_state"]
+
 
 def read_state(directory: str | Path) -> State:
     """Return the state of the study in a folder."""

@@ -11,6 +11,8 @@ from trainwright.schedule.rules.epochs import FixedEpochs
 from trainwright.schedule.rules.halving import ASHA
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 
+__all__ = ["RASDA", "Scheduler"]
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:

@@ -18,6 +18,8 @@ from trainwright.search.bayes.wide_searcher import WideSearcher
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
+__all__ = ["DefaultSearcher"]
+
 _COLUMNS = 20  # up to which a process searches well
 _TRIALS = 200  # told, open and asked for: beyond, an ask of a process takes too long
 _ROWS = 200  # that the process holds where trials report: more make its questions slower, and found no more

@@ -17,6 +17,8 @@ from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, optional
 
+__all__ = ["EvolutionSearcher"]
+
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 

@@ -16,6 +16,8 @@ from trainwright.space.configuration import Configuration
 from trainwright.space.parameters import Varying
 from trainwright.validators import integer
 
+__all__ = ["GridSearcher"]
+
 _MOST = 1_000_000
 
 

@@ -22,6 +22,8 @@ from trainwright.randomness import rng
 from trainwright.search.bayes.response_surface import ResponseSurface
 from trainwright.space import Space
 
+__all__ = ["Importance", "importance_of"]
+
 Array = NDArray[np.float64]
 
 _LEAST, _MOST = 10, 300  # results

@@ -12,6 +12,8 @@ from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
+__all__ = ["QuasiRandomSearcher", "RandomSearcher", "draw_spread", "from_the_middle"]
+
 _BLOCK = 64  # points made at once; the sequence may be entered at any block
 
 

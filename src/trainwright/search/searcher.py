@@ -12,6 +12,8 @@ from trainwright.randomness import rng
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
+__all__ = ["Learner", "Searcher", "draw_new", "propose", "propose_default"]
+
 _DRAWS = 8  # single draws before a finite space is listed and the untried rest is drawn from
 _LISTABLE = 1_000_000
 

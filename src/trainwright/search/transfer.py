@@ -20,6 +20,8 @@ from trainwright.randomness import rng
 from trainwright.search.view import SearchView
 from trainwright.space import Choice, Space
 
+__all__ = ["Earlier", "EarlierStudy", "Experience", "Recalled"]
+
 Array = NDArray[np.float64]
 
 _MOST = 500  # rows that are told, of all studies together

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 
+__all__ = ["SearchView"]
+
 _RUNGS = 3  # where the study names no rungs: at horizon/27, /9, /3
 
 

@@ -22,6 +22,8 @@ from trainwright.serve.service import DeploymentSettings, Options, Response, che
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Deployment"]
+
 _DEFAULT = Options()
 _LOOK_SECONDS = 1.0
 _LEAST_QUEUE_ROWS = 512

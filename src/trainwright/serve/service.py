@@ -12,6 +12,8 @@ from trainwright.errors import RequestError, ServeConfigError
 from trainwright.settings import Settings
 from trainwright.validators import flag, integer, number, optional
 
+__all__ = ["DeploymentSettings", "Limits", "Options", "Response", "Service", "can_promise", "check_options"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentSettings(Settings, error=ServeConfigError):

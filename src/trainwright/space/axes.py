@@ -13,6 +13,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Array", "Axis", "Code", "Grid", "Linear", "Log", "Mask", "RoundedLog"]
+
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["canonical_json", "format_number", "hash_json", "is_number", "to_python"]
+
 # No blanks, sorted keys, no NaN: one text per value, the same in every process.
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 

@@ -14,6 +14,8 @@ from trainwright.space.parameters import Constant
 from trainwright.space.row_schema import names_in
 from trainwright.space.rules import BoundRule, BoundRules, RowTable
 
+__all__ = ["Reading", "describe_breach", "read_params"]
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -17,6 +17,8 @@ from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying, check_value, kind_of_table, make_table
 from trainwright.validators import check, each, flag, number
 
+__all__ = ["Choice"]
+
 
 class Unset:
     """Stands for a default that is not given, where None is a value like any other."""

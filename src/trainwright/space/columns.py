@@ -13,6 +13,8 @@ import numpy as np
 from trainwright.space.axes import Array, Axis, Code
 from trainwright.space.parameters import Varying
 
+__all__ = ["Column", "Columns", "make_column"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:

@@ -16,6 +16,21 @@ from trainwright.errors import SpaceError
 from trainwright.space.axes import Array, Mask
 from trainwright.space.canonical import to_python
 
+__all__ = [
+    "Combination",
+    "Comparison",
+    "Condition",
+    "Holds",
+    "all_of",
+    "any_of",
+    "condition_from_json",
+    "equals",
+    "greater",
+    "less",
+    "not_",
+    "one_of",
+]
+
 Holds = Callable[[Array], Mask]  # settled rows to the rows in which a condition holds
 Binder = Callable[["Comparison", bool], Holds]  # (comparison, negated) to its evaluation over the columns of a space
 

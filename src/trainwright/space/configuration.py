@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+__all__ = ["Configuration"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration(Mapping[str, Any]):

@@ -11,6 +11,8 @@ from trainwright.space.numeric import Float, Int, prior_from_json
 from trainwright.space.parameters import Constant, Derived, Parameter
 from trainwright.space.rules import Requirement, requirement_from_json
 
+__all__ = ["parameter_from_json", "space_from_json", "space_to_json"]
+
 Document = Mapping[str, Any]
 
 

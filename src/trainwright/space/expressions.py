@@ -15,6 +15,8 @@ import numpy as np
 
 from trainwright.errors import SpaceError, closest
 
+__all__ = ["ALLOWED", "Environment", "Expression", "Kind", "Term"]
+
 ALLOWED = "names, numbers, strings, + - * / // % **, comparisons, and or not in, min max abs log ceil floor"
 
 Kind = Literal["bool", "int", "float", "text", "any"]

@@ -22,6 +22,8 @@ from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying
 from trainwright.validators import Validator, check, flag, integer, number
 
+__all__ = ["Beta", "Float", "Int", "Normal", "NumericParameter", "Prior", "prior_from_json"]
+
 _UNIT = Validator(number(minimum=0, maximum=1).accepts, "a number from 0 (the parameter's low) to 1 (its high)")
 _EDGE = 1e-6  # from a bound, where a density of Beta may be endless
 

@@ -18,6 +18,8 @@ from trainwright.space.canonical import to_python
 from trainwright.space.conditions import Combination, Comparison, Condition
 from trainwright.space.expressions import Expression, Kind
 
+__all__ = ["Constant", "Derived", "Parameter", "Varying", "check_value", "kind_of_table", "make_table"]
+
 Table = NDArray[Any]
 
 

@@ -16,6 +16,8 @@ from trainwright.space.columns import Columns, make_column
 from trainwright.space.conditions import Comparison, Condition, Holds, evaluate_condition
 from trainwright.space.parameters import Constant, Parameter, Varying
 
+__all__ = ["RowSchema", "names_in", "order_by_needs"]
+
 
 class RowSchema:
     """The columns of named parameters and the conditions between them."""

@@ -8,6 +8,8 @@ from trainwright.errors import SpaceInfeasible
 from trainwright.space.axes import Array, Mask
 from trainwright.space.rules import BoundRules, RowTable
 
+__all__ = ["MOST_LEGAL", "draw_legal", "enumerate_legal"]
+
 MOST_LEGAL = 1_000_000  # rows of a finite space that are listed
 MOST_PARTIAL = 2 * MOST_LEGAL  # rows held on the way
 

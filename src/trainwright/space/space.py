@@ -25,6 +25,8 @@ from trainwright.space.row_schema import RowSchema
 from trainwright.space.rules import BoundRules, Requirement, RowTable
 from trainwright.space.sampling import MOST_LEGAL, draw_legal, enumerate_legal
 
+__all__ = ["Space"]
+
 _ABSENT = object()
 
 

@@ -18,6 +18,8 @@ from trainwright.randomness import rng
 if TYPE_CHECKING:
     from trainwright.study.study_log import StudyLog
 
+__all__ = ["Claims"]
+
 _LOOKS = 12  # at the beats of one writer within the time of a lease, once it is known to live
 _SOON_SECONDS = 2.0  # between looks before that
 _GLANCE_SECONDS = 0.1  # between looks at a process of this host

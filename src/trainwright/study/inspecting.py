@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from trainwright.search.importance import Importance
 
+__all__ = ["Inspecting"]
+
 
 class Inspecting:
     """The part of a study that is read."""

@@ -22,6 +22,8 @@ from trainwright.study.study_log import StudyLog
 from trainwright.train.optuna import OptunaObjective
 from trainwright.validators import check, instance_of, optional
 
+__all__ = ["JobNote", "SearcherNote", "Searching"]
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 

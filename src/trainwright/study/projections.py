@@ -12,6 +12,8 @@ from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New,
 from trainwright.search import SearchView
 from trainwright.space.configuration import Configuration
 
+__all__ = ["DeviceSecondsProjection", "RuleProjection", "SearchProjection", "rungs_of"]
+
 _RULE_KINDS = frozenset(
     {"proposed", "started", "reported", "decided", "promoted", "finished", "failed", "lost"},
 )

@@ -22,6 +22,8 @@ from trainwright.search import SearchView
 from trainwright.space import Space
 from trainwright.study.projections import SearchProjection
 
+__all__ = ["By", "Results", "Stretch", "first_reference", "lineage_of", "recommended"]
+
 Array = NDArray[np.float64]
 By = Literal["estimate", "observed"]
 

@@ -21,6 +21,8 @@ from trainwright.search import Searcher
 from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts
 from trainwright.study.inspecting import Inspecting
 
+__all__ = ["Simulating", "SimulationOptions", "expect_by_deadline", "outcome_by_deadline"]
+
 AnyScheduler = Scheduler | PromotionRule | AllocationPolicy
 
 

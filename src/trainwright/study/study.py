@@ -32,6 +32,8 @@ from trainwright.study.study_log import ENQUEUED, RetryOnFullDisk, StudyLog, com
 from trainwright.train.assignment import as_number
 from trainwright.validators import check, instance_of, integer, number, optional
 
+__all__ = ["Study"]
+
 _SECONDS = number(minimum=0)
 
 

@@ -30,6 +30,8 @@ from trainwright.space.configuration import Configuration
 from trainwright.study.claims import Claims
 from trainwright.study.results import first_reference
 
+__all__ = ["ENQUEUED", "Projection", "RetryOnFullDisk", "StudyLog", "compare", "gc_frozen", "open_study_ledger"]
+
 _T = TypeVar("_T")
 
 ENQUEUED = "enqueued"

@@ -20,6 +20,8 @@ from trainwright.study.notes import JobNote, SearcherNote
 from trainwright.study.study import Study
 from trainwright.validators import flag, integer, number, optional
 
+__all__ = ["Worker"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker(Settings, error=StudyError):

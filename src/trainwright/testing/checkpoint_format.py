@@ -26,6 +26,8 @@ from hypothesis import strategies as st
 from trainwright.checkpoint.tools.formats.format import DTYPES, FORMATS, Format, equal_bits
 from trainwright.errors import CheckpointError, CheckpointFormatError, CheckpointMismatchError
 
+__all__ = ["FormatConformance", "bits"]
+
 _shared = settings(
     deadline=None,
     max_examples=20,

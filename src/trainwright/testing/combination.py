@@ -19,6 +19,8 @@ from trainwright.ensemble.combine.rules import CombinationRule, combine, combine
 from trainwright.ensemble.metrics import Array
 from trainwright.randomness import rng
 
+__all__ = ["CombinationConformance"]
+
 
 class CombinationConformance(ABC):
     """Subclass as Test<CombinationRule>, give `make_rule`; a rule made for a number of members is made for four."""

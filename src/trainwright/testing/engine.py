@@ -25,6 +25,8 @@ from trainwright.ledger import Record
 from trainwright.train import Trial
 from trainwright.train.assignment import Assignment
 
+__all__ = ["EngineConformance", "OutcomeRecorder", "run_all"]
+
 
 def train(trial: Trial) -> Any:
     """Do what the trial's parameters say."""

@@ -21,6 +21,8 @@ from trainwright.ledger.kinds import KINDS
 from trainwright.ledger.protocol import Cursor, Ledger
 from trainwright.ledger.record import Record
 
+__all__ = ["LedgerConformance", "bodies", "records"]
+
 # All of Unicode, NUL, line ends and unpaired surrogates.
 _text = st.text(max_size=8)
 _values = st.recursive(

@@ -20,6 +20,8 @@ from trainwright.schedule.allocator.device_allocator import DeviceAllocator
 from trainwright.schedule.policies.allocation_policy import AllocationPolicy, PendingTrial
 from trainwright.schedule.rules.halving import ASHA
 
+__all__ = ["PolicyConformance"]
+
 _RULE = ASHA(max_epochs=8, eta=2)
 _LADDER = (*_RULE.rungs, 8)
 

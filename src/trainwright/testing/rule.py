@@ -37,6 +37,8 @@ from trainwright.schedule.rules.promotion_rule import (
     Verdict,
 )
 
+__all__ = ["Played", "RuleConformance", "play"]
+
 Loss = Callable[[int, int], float]  # of a trial's number and an epoch
 
 _LONGEST = 30  # epochs of a trial whose rule sets no length

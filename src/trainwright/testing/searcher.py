@@ -36,6 +36,8 @@ from trainwright.space import (
 from trainwright.space.configuration import Configuration
 from trainwright.space.parameters import Parameter
 
+__all__ = ["PARENTS", "SearcherConformance", "parent_space", "play"]
+
 Loss = Callable[[Configuration, int], Sequence[float] | None]  # of a configuration and its number; None: it failed
 
 

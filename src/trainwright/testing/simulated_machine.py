@@ -30,6 +30,8 @@ from trainwright.checkpoint.state.fingerprint import capture_fingerprint
 from trainwright.engine.process import run_assignment
 from trainwright.randomness import rng
 
+__all__ = ["FAULTS", "Killed", "SimulatedMachine", "SimulatedProcess", "Stalled"]
+
 FAULTS = ("kill", "power", "stop", "clock", "rot", "space", "torn", "write", "sync", "link", "stale")
 """Killed; power lost with all that was not synced; stopped for long; clock set; killed while a bit of a newest
 checkpoint turns; no space; part of a write; errors of write, sync and link, of the last after it was done; an old size

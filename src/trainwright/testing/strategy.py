@@ -11,6 +11,8 @@ from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.plan.parallel.strategies.strategy import ParallelStrategy, StageLoad
 
+__all__ = ["StrategyConformance"]
+
 
 class StrategyConformance(ABC):
     """Shares are shares, one part divides nothing, more parts never leave more; exchanges are real ones."""

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from trainwright.errors import TrialError, TrialMisuse, closest
 from trainwright.ledger import Record
 
+__all__ = ["Assignment", "Channel", "TrialEnd", "as_number", "check_metrics", "is_pruning", "select_metrics"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:

@@ -6,6 +6,8 @@ from typing import Any
 
 from trainwright.errors import TrialError
 
+__all__ = ["place_batch", "samples_in", "slice_batch", "train_parts"]
+
 
 def samples_in(batch: Any) -> int:
     """Return how many samples a batch has. Raises `TrialError` if its parts differ, or if it has no such parts."""

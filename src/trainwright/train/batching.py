@@ -18,6 +18,9 @@ from trainwright.validators import Validator, check, integer, one_of, optional
 if TYPE_CHECKING:
     from trainwright.train.gradient_noise import GradientNoise
 
+__all__ = ["BatchRule", "BatchStep", "Batching", "RateRule", "Rescaling", "portion"]
+
+
 BatchRule = Literal["constant", "grow", "goodput"] | Sequence[tuple[int, int]]
 
 

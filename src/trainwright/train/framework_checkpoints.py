@@ -18,6 +18,8 @@ from trainwright.publishing import sync_all, write_file
 from trainwright.train.assignment import Assignment
 from trainwright.train.group import meet
 
+__all__ = ["FrameworkCheckpoints", "SavedReport", "newest_checkpoint"]
+
 _RETAINED = 2
 """One more than is needed: should the newest turn out damaged, the one before is there."""
 

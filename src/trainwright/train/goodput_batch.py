@@ -11,6 +11,8 @@ from trainwright.train.batching import Batching, BatchStep
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial
 
+__all__ = ["GoodputBatch"]
+
 
 class GoodputBatch:
     """The batch of each epoch by goodput, on `devices`, and the step times by which it is chosen.

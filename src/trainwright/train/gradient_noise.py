@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trainwright.train.gradient_step import GradientStep
     from trainwright.train.parallel.model import Parallel
 
+__all__ = ["GradientNoise"]
+
 _EVERY = 10
 """Steps from one measured to the next."""
 _DECAY = 0.9

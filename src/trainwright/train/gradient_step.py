@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from trainwright.train.parallel.model import Parallel
 
+__all__ = ["GradientStep", "gradient_norm", "is_divided"]
+
 
 class GradientStep:
     """The gradients of an optimizer's parameters, made ready for its step.

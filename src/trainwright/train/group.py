@@ -12,6 +12,8 @@ from trainwright.ledger import Record
 if TYPE_CHECKING:
     from trainwright.train.assignment import Assignment, Channel
 
+__all__ = ["WAIT_SECONDS", "GroupFailed", "join", "meet", "part"]
+
 WAIT_SECONDS = 1800.0
 """For which ranks wait for each other: one may evaluate alone. Of a rank that is gone its engine knows at once."""
 

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from trainwright.errors import TrialError
 from trainwright.validators import check, one_of
 
+__all__ = ["LAMB", "LARS", "make_optimizer"]
+
 
 class _Layerwise(Optimizer, ABC):
     """An optimizer that updates each parameter tensor by itself."""

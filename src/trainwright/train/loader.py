@@ -23,6 +23,8 @@ from trainwright.validators import check, integer
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial
 
+__all__ = ["Loader"]
+
 
 class Loader:
     """The batches of a map-style data set, cut for this rank, in an order of each epoch's own.

@@ -9,6 +9,8 @@ from trainwright.train.batch_slicing import place_batch
 from trainwright.train.batching import portion
 from trainwright.train.loader import Loader
 
+__all__ = ["PlacedBatches", "ShardedBatches", "batches_of"]
+
 
 class PlacedBatches:
     """The batches of an epoch, on a device; `arrange` is called before each.

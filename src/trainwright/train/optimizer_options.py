@@ -2,6 +2,8 @@
 
 from typing import Any
 
+__all__ = ["read_options", "set_options"]
+
 _OPTIONS = frozenset({"lr", "initial_lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening"})
 """What optimizers call their hyperparameters; whatever else is in their groups may be learnt."""
 

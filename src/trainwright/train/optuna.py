@@ -19,6 +19,8 @@ from trainwright.train.assignment import TrialEnd, is_pruning
 from trainwright.train.trial import Trial
 from trainwright.validators import check, integer
 
+__all__ = ["ObjectiveTrial", "OptunaObjective", "from_optuna"]
+
 Objective = Callable[[Any], Any]
 
 

@@ -16,6 +16,8 @@ from trainwright.errors import CheckpointStateError, TrialError
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["EpochReplay"]
+
 _TOGETHER = 1024
 """Losses that are stacked into one tensor: a scalar of its own takes 512 bytes of a GPU."""
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trainwright.train.parallel.model import Parallel
     from trainwright.train.trial import Trial
 
+__all__ = ["Run", "parallelise"]
+
 
 class Run:
     """A model in training, on one device or as one of several ranks that hold equal copies of it.

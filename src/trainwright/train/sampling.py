@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import TrialError
 
+__all__ = ["Permutation", "SamplingOrder", "SequentialOrder", "ShuffledOrder", "WeightedOrder"]
+
 Words: TypeAlias = NDArray[np.uint64]
 
 _ROUNDS = 12

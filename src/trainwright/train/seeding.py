@@ -10,6 +10,8 @@ from types import ModuleType
 
 import numpy as np
 
+__all__ = ["seed_all"]
+
 
 def seed_all(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators with a 63-bit seed; torch when it is loaded."""

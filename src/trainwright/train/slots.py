@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from trainwright.train.trial import Trial
 
+__all__ = ["Slots"]
+
 _GATHERED_BYTES = 64 * 2**20
 """Of memory for what is gathered from all ranks at a time."""
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from trainwright.plan import Layout
     from trainwright.plan.memory.plan_record import Plan as MemoryPlan
 
+__all__ = ["Trial"]
+
+
 _PREPARED = CheckpointConfig(on_error="raise", timeout_seconds=WAIT_SECONDS, retention=Retention(last=2, epoch_ends=1))
 """Of the manager that `prepare` makes. Rules and clones go on from the ends of epochs."""
 

@@ -11,6 +11,8 @@ from trainwright.errors import CheckpointStateError
 from trainwright.ledger import Record, facts
 from trainwright.train.assignment import TrialEnd
 
+__all__ = ["TrialCheckpoints"]
+
 
 @dataclass(slots=True, kw_only=True)
 class TrialCheckpoints(Owner):

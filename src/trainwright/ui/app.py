@@ -22,6 +22,8 @@ from trainwright.ui.study_registry import StudyRegistry
 from trainwright.ui.trial_table import MOST_ROWS, window
 from trainwright.ui.trial_table import Query as Rows
 
+__all__ = ["POLICY", "application"]
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

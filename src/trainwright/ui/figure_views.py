@@ -21,6 +21,8 @@ from trainwright.report.overview import Overview
 from trainwright.ui.study_follower import StudyFollower
 from trainwright.ui.trial_table import filter_trials
 
+__all__ = ["VIEWS", "FigureViews", "compare_studies"]
+
 _IMPORTANCE_TRIALS = 300  # sampled from any number, so that a forest is fitted in seconds
 _GROWTH = 1.1  # importance is computed again when the number of results has grown by this factor
 

@@ -8,6 +8,8 @@ from trainwright.errors import MissingExtra
 from trainwright.http_security import Guard, bind, is_loopback, token_for
 from trainwright.ui.study_registry import StudyRegistry
 
+__all__ = ["serve_page"]
+
 
 def serve_page(
     where: str | Path,

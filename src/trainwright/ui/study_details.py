@@ -11,6 +11,8 @@ from trainwright.report.overview import Overview
 from trainwright.study.results import lineage_of
 from trainwright.ui.study_follower import StudyFollower
 
+__all__ = ["LOG_BYTES", "log_tail", "study_summary", "trial_page"]
+
 LOG_BYTES = 65536
 """Of a log's end."""
 

@@ -14,6 +14,8 @@ from trainwright.ledger.opening import is_url
 from trainwright.ledger.writers import under_way
 from trainwright.report.overview import Overview
 
+__all__ = ["StudyFollower"]
+
 _POLL_SECONDS = 0.25
 _LOOK_SECONDS = 1.0  # between looks whether those who run trials are at work
 _IDLE_SECONDS = 60.0  # after nobody asked for so long, nothing is read until somebody asks again

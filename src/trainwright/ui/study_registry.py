@@ -12,6 +12,8 @@ from trainwright.ledger import open_ledger
 from trainwright.ledger.opening import is_url
 from trainwright.ui.study_follower import StudyFollower
 
+__all__ = ["StudyRegistry"]
+
 _DEPTH, _MOST = 3, 500
 _LOOK_SECONDS = 3.0
 _NO_STUDIES = frozenset({"ledger", "checkpoints", "library", "logs", "stages", "__pycache__"})

@@ -13,6 +13,8 @@ from trainwright.ledger.rows import first_start
 from trainwright.ledger.writers import SILENT
 from trainwright.report.overview import Overview
 
+__all__ = ["MOST_ROWS", "Query", "filter_trials", "window"]
+
 MOST_ROWS = 500
 """Of one window."""
 

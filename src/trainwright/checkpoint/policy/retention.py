@@ -10,6 +10,8 @@ from trainwright.checkpoint.owner import Owner
 from trainwright.checkpoint.save.publish import Published, quarantine
 from trainwright.publishing import FileLayer, is_disk_full
 
+__all__ = ["RetainedCheckpoints", "RetentionChoice", "choose_retained"]
+
 
 class RetentionChoice(NamedTuple):
     """What stays and what goes, each newest first."""

@@ -24,6 +24,8 @@ from trainwright.errors import CheckpointConfigError
 from trainwright.settings import Settings
 from trainwright.validators import check, number
 
+__all__ = ["Costs", "SavePlan", "SavePolicy", "exact_interval", "plan_saves", "wait_for_commit"]
+
 _SIGNALS = ("SIGTERM", "SIGUSR1")
 _KNOWN = 20
 """Saves over which costs are taken."""

@@ -25,6 +25,8 @@ from trainwright.settings import Settings
 from trainwright.validators import integer
 from trainwright.validators import number as number_within
 
+__all__ = ["FORCED_EXIT", "Hook", "SignalFlag", "SlurmRequeue", "check_signals", "end_of_allocation"]
+
 FORCED_EXIT = 75
 """The exit status of a forced exit: EX_TEMPFAIL, to be tried again."""
 

@@ -16,6 +16,8 @@ from trainwright.checkpoint.ranks.tensor_slices import TensorShare
 from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import CheckpointError
 
+__all__ = ["PipelineParts", "RankReport", "merge_reports", "other_ranks_names", "place_record", "tree_of_rank"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankReport:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Work
 
+__all__ = ["Agreement", "Findings", "Ranks", "SingleRank", "make_ranks"]
+
 T = TypeVar("T")
 
 _AGREE_SECONDS = 0.25

@@ -18,6 +18,8 @@ from trainwright.errors import CheckpointStateError
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["read_resharded", "read_targets", "share_tensors"]
+
 
 def _find_dtensor() -> Any:
     """Return the class DTensor, which torch 2.4 has under another name."""

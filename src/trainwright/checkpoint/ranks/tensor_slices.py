@@ -23,6 +23,8 @@ from trainwright.errors import CheckpointCorruptError
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["SliceReader", "TensorShare", "TensorSlice", "open_slices"]
+
 
 class TensorSlice(NamedTuple):
     """A part of a tensor: from `offsets`, of `lengths`."""

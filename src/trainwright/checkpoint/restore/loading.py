@@ -11,6 +11,8 @@ from trainwright.checkpoint.state.tree import decode_tree
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["compare_state", "load_state"]
+
 
 def compare_state(
     state: Mapping[str, Any], tree: Mapping[str, Any], tensors: Mapping[str, TensorRecord], *, whole: bool = True

@@ -15,6 +15,18 @@ from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointCorruptError
 from trainwright.publishing import FileLayer, write_file
 
+__all__ = [
+    "Restored",
+    "find_damages",
+    "list_homes",
+    "list_quarantined",
+    "mark_start",
+    "read_lineage",
+    "read_tree",
+    "records_by_name",
+    "verify_digests",
+]
+
 _START = "start.json"
 """In a lease's folder: the checkpoint that it went on from. What earlier leases publish later is not of its line."""
 

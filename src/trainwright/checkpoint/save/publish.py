@@ -27,6 +27,22 @@ from trainwright.checkpoint.state.captured import Captured
 from trainwright.errors import CheckpointError, CheckpointSpaceError
 from trainwright.publishing import FileLayer, write_new
 
+__all__ = [
+    "STATE",
+    "Published",
+    "WriteJob",
+    "Written",
+    "list_published",
+    "publish",
+    "quarantine",
+    "refuse_unwritable",
+    "remove_leftovers",
+    "step_name",
+    "write_checkpoint",
+    "write_data",
+    "write_tree",
+]
+
 _NAME = re.compile(r"step-(\d{12,})(?:\.(\d+))?\Z")
 _MOST_TRIES = 1000
 _LONG_AGO_SECONDS = 86_400.0

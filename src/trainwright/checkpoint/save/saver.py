@@ -14,6 +14,8 @@ from trainwright.checkpoint.save.publish import Published, WriteJob
 from trainwright.checkpoint.save.snapshot import Buffer, Snapshot, find_nonfinite
 from trainwright.errors import CheckpointError
 
+__all__ = ["SaveHandle", "Saver"]
+
 
 @dataclass(slots=True, eq=False)
 class SaveHandle:

@@ -16,6 +16,8 @@ from trainwright.checkpoint.manifest import FileRecord, ShardRecord, TensorRecor
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["CODES", "ShardFile", "TensorPlace", "memory_of", "plan_shard_file", "write_shard"]
+
 CODES = {
     "bool": "BOOL",
     "uint8": "U8",

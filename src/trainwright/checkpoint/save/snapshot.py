@@ -19,6 +19,8 @@ from trainwright.checkpoint.state.captured import Captured
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Buffer", "Snapshot", "find_nonfinite"]
+
 _PIECE_BYTES = 8 << 20
 _CHECKED = 32_768  # values at a time
 

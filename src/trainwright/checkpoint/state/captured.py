@@ -15,6 +15,8 @@ from trainwright.checkpoint.state.tree import Encoder
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["RESERVED", "Captured", "canonical_names", "capture_state", "parameter_names"]
+
 RESERVED = frozenset({"rng", "flags", "counters", "manifest"})
 """Names of items that a checkpoint brings itself."""
 

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from trainwright.errors import CheckpointMismatchError
 
+__all__ = ["Difference", "Effect", "Mode", "settle_differences"]
+
 Mode = Literal["exact", "best_effort"]
 """How a checkpoint is restored: as it was or not at all, or as well as it can be."""
 

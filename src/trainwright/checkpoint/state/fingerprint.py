@@ -18,6 +18,8 @@ import numpy as np
 import trainwright
 from trainwright.checkpoint.state.differences import Difference, Effect
 
+__all__ = ["ENVIRONMENT", "capture_fingerprint", "compare_fingerprints"]
+
 ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",

@@ -9,6 +9,8 @@ from typing import Any
 
 from trainwright.checkpoint.state.differences import Difference, Effect
 
+__all__ = ["capture_flags", "compare_flags", "restore_flags"]
+
 _BACKENDS = (
     "cudnn.enabled",
     "cudnn.benchmark",

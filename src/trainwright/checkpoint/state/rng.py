@@ -8,6 +8,8 @@ import numpy as np
 
 from trainwright.checkpoint.state.differences import Difference, Effect
 
+__all__ = ["capture_rng_state", "restore_rng_state"]
+
 
 def capture_rng_state() -> dict[str, Any]:
     """Return the states of all global generators as tensors and plain values.

@@ -15,6 +15,8 @@ from trainwright.errors import CheckpointStateError
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Encoder", "decode_tree"]
+
 _MARK = "$"
 _FACTORIES = {"None": None} | {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
 """What a defaultdict may make its values with."""

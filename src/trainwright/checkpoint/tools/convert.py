@@ -25,6 +25,8 @@ from trainwright.publishing import is_disk_full, publish
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["Conversion", "convert", "write_manager"]
+
 _SHOWN = 5
 
 

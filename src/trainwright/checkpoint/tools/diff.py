@@ -12,6 +12,8 @@ from trainwright.validators import check, number
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["ChangedTensor", "Diff", "DifferentTensor", "diff"]
+
 # Values compared at a time.
 _PIECE = 1 << 20
 # Metadata that no two saves share.

@@ -12,6 +12,8 @@ from trainwright.checkpoint.tools.formats.format import format_of
 from trainwright.checkpoint.tools.sources import find_newest, list_checkpoints, open_source
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError
 
+__all__ = ["Inspected", "Inspection", "Verification", "Verified", "inspect", "verify"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspected:

@@ -43,6 +43,8 @@ from trainwright.files import read_text
 from trainwright.randomness import rng
 from trainwright.validators import check, integer, optional
 
+__all__ = ["Interruption", "Launch", "Proof", "choose_interruption", "launch_ranks", "prove", "verify_resume"]
+
 Launch = Callable[[ProofPlan], None]
 """Runs a training as a plan says, in a process of its own. Raises `CheckpointError` if it fails."""
 

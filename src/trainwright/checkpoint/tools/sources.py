@@ -18,6 +18,8 @@ from trainwright.errors import CheckpointCorruptError, CheckpointNotFoundError
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["CheckpointSource", "find_newest", "list_checkpoints", "open_source"]
+
 _LEASE = re.compile(r"lease-(\d+)\Z")
 
 

@@ -30,6 +30,8 @@ from trainwright.checkpoint.state.rng import capture_rng_state, restore_rng_stat
 from trainwright.errors import CheckpointStateError
 from trainwright.publishing import write_file
 
+__all__ = ["ProofPlan", "main", "take_part"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProofPlan:

@@ -12,6 +12,8 @@ from trainwright.errors import InputError
 from trainwright.report.html import write_ensemble_page
 from trainwright.validators import flag
 
+__all__ = ["ENSEMBLE_PAGE", "EnsembleStage", "describe_choice", "show_choice"]
+
 ENSEMBLE_PAGE = "ensemble.html"
 _POINTS = 12  # of the front that are shown
 

@@ -16,6 +16,8 @@ from trainwright.schedule import Scheduler
 from trainwright.study.forecast.search_plan import plan_search
 from trainwright.validators import integer, number, optional, text
 
+__all__ = ["PlanStage"]
+
 _WHERE = "[plan]"
 
 

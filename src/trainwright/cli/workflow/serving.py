@@ -21,6 +21,8 @@ from trainwright.serve.placement.allocate import allocate_or_pack
 from trainwright.settings import Settings
 from trainwright.validators import integer, optional, text
 
+__all__ = ["AllocationStage", "DeploymentStage", "show_address", "show_plan"]
+
 _WHERE = "[deployment]"
 _ROWS = 32
 _NEAR = 1e-6  # of the greatest answer, or of 1

@@ -21,6 +21,20 @@ from trainwright.settings import Settings, settings_of
 from trainwright.study import Study
 from trainwright.validators import instance_of
 
+__all__ = [
+    "A_TABLE",
+    "EXPORT",
+    "PLACEMENT",
+    "SearchStage",
+    "StageOutcome",
+    "StageRecords",
+    "StudyJob",
+    "WorkflowStage",
+    "read_source",
+    "read_text_of",
+    "take_base",
+]
+
 _Base = TypeVar("_Base", bound=Settings)
 
 EXPORT = "ensemble"  # folder of the exported ensemble in the study's

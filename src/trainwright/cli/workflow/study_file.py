@@ -19,6 +19,8 @@ from trainwright.plugins import make
 from trainwright.settings import Settings, refuse_unknown
 from trainwright.validators import check, each, instance_of, optional, text
 
+__all__ = ["STAGES", "read_job"]
+
 STAGES: Mapping[str, type[WorkflowStage]] = {
     "plan": PlanStage,
     "search": SearchStage,

@@ -21,6 +21,8 @@ from trainwright.cluster.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.validators import check, integer, one_of
 
+__all__ = ["calibrate"]
+
 Row = tuple[float, float]
 Say = Callable[[str], None]
 

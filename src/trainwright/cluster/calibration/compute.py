@@ -16,6 +16,17 @@ from trainwright.cluster.calibration.timing import check_times, fastest, kernel_
 from trainwright.cluster.device import Storage
 from trainwright.errors import InputError
 
+__all__ = [
+    "Timer",
+    "measure_storage",
+    "precisions_of",
+    "time_convolutions",
+    "time_copies",
+    "time_host_copies",
+    "time_launch",
+    "time_products",
+]
+
 Row = tuple[float, float]
 
 # Rows, depth and columns of a product; channels, side, filters and batch of a 3 x 3 convolution. On a processor they

@@ -14,6 +14,8 @@ from trainwright.cluster.device import Device
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel
 from trainwright.errors import InputError
 
+__all__ = ["MeasuredLevel", "fit_fields", "fit_least_relative", "fit_link"]
+
 Floats = NDArray[np.float64]
 Row = tuple[float, float]
 """Work (operations or bytes) and the seconds that it took."""

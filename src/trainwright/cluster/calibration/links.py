@@ -11,6 +11,8 @@ from trainwright.cluster.calibration.ranks import RankPlace
 from trainwright.cluster.calibration.timing import median_time, synchronized_clock
 from trainwright.cluster.network import OPERATIONS, ExchangeTimes
 
+__all__ = ["group_sizes", "measure_links", "message_sizes"]
+
 _FLOAT = 4
 _LEAST_BYTES = 256
 _RUNS, _TOGETHER = 8, 32 * 2**20  # exchanges that are timed together, and their bytes

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from trainwright.errors import InputError
 from trainwright.validators import check, one_of, optional
 
+__all__ = ["LAUNCHERS", "RankPlace", "find_rank_place", "join_process_group"]
+
 _PORT = 29500
 _TIMEOUT = timedelta(minutes=10)
 

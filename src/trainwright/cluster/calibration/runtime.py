@@ -24,6 +24,8 @@ from trainwright.cluster.calibration.timing import (
 )
 from trainwright.cluster.network import ExchangeTimes
 
+__all__ = ["fit_rising", "measure_overlap", "measure_runtime"]
+
 Work = Callable[[], object]
 Timer = Callable[[], float]
 

@@ -13,6 +13,19 @@ from numpy.typing import NDArray
 
 from trainwright.errors import InputError
 
+__all__ = [
+    "Clock",
+    "check_times",
+    "cuda_clock",
+    "fastest",
+    "kernel_clock",
+    "mean_of_middle",
+    "median_time",
+    "spread_of_middle",
+    "synchronized_clock",
+    "wall_clock",
+]
+
 Clock = Callable[[Callable[[], Any]], float]
 
 

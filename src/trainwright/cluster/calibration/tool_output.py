@@ -16,6 +16,8 @@ from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel, Operation
 from trainwright.errors import InputError
 
+__all__ = ["adapt_cluster"]
+
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\b.*\bon\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s*(.*)$", re.MULTILINE)
 _TABLE_ROW = re.compile(r"^\s*\d+\s+\d+\s+\w+\s+\w+\s.*$", re.MULTILINE)
 _SWITCH = re.compile(r"^\s*(?:SwitchName|BlockName)=(\S+)([^#\n]*)", re.MULTILINE | re.IGNORECASE)

@@ -25,6 +25,8 @@ from trainwright.cluster.files import read_cluster, write_cluster
 from trainwright.cluster.network import ExchangeTimes
 from trainwright.errors import InputError, TrainwrightError
 
+__all__ = ["cache_path", "load_or_measure_laptop"]
+
 C = TypeVar("C")
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")

@@ -19,6 +19,8 @@ from trainwright.engine.doctor.packages import check_extras, check_packages, imp
 from trainwright.errors import InputError
 from trainwright.plan.byte_sizes import format_bytes
 
+__all__ = ["Finding", "check_devices", "check_engines", "check_folder", "examine", "find_file_system"]
+
 _MANY_CORES = 8
 _SHARED_BYTES = 512 << 20  # a container's default is 64 MiB, which a few batches of images fill
 _ROOM_BYTES = 1 << 30

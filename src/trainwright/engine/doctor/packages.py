@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+__all__ = ["GIVES", "check_extras", "check_packages", "import_torch", "version_of"]
+
 GIVES = {
     "fast": "forests, ensembles and memory plans by compiled code instead of Python",
     "torch": "training with trial.prepare, checkpoints, profiles, data-parallel trials",

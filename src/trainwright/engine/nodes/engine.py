@@ -25,6 +25,8 @@ from trainwright.settings import Settings
 from trainwright.signals import signals_held
 from trainwright.validators import check, instance_of, integer, number, optional
 
+__all__ = ["GangPlace", "Nodes", "own_hosts"]
+
 _STEP = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",

@@ -24,6 +24,8 @@ from trainwright.errors import EngineError
 from trainwright.publishing import write_file
 from trainwright.signals import ignore_launcher
 
+__all__ = ["COMMAND", "Arrived", "Order", "main", "place_token", "publish_meeting", "serve", "serve_driver"]
+
 COMMAND = (sys.executable, "-c", "import sys; from trainwright.engine.nodes.member import main; main(*sys.argv[1:])")
 """Starts a member; not as a module, whose classes no other process would know. The words of `main` follow."""
 

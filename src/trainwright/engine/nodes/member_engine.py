@@ -18,6 +18,8 @@ from trainwright.engine.process.supervisor import Supervisor
 from trainwright.engine.protocol import Block, Died, Outcome, Raised
 from trainwright.schedule.allocator.mixed_nodes import node_slots
 
+__all__ = ["Member", "MemberEngine"]
+
 _LAST_WORDS_SECONDS = 10.0
 """For which a member may take to say how a process ended whose line is broken."""
 

@@ -9,6 +9,8 @@ from trainwright.engine.process.listener import Worker
 from trainwright.engine.protocol import Died, Handler, Outcome, Raised
 from trainwright.train.assignment import Assignment
 
+__all__ = ["LEAVE", "Gang"]
+
 _CAUSE_SECONDS = 1.0
 """After the failure of a rank, for which another may turn out to have been its cause."""
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from trainwright.engine.protocol import Outcome
 
+__all__ = ["LineWorker", "Worker", "WorkerListener", "keep_alive"]
+
 _GREET_SECONDS = 30.0
 """For which whoever comes to the listener may take to say who it is."""
 _TOKEN_BYTES = 32

@@ -30,6 +30,8 @@ from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment
 from trainwright.validators import check, integer, optional
 
+__all__ = ["main", "verify_trial"]
+
 
 def verify_trial(
     function: str,

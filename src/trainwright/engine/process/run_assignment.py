@@ -18,6 +18,8 @@ from trainwright.train import Trial, TrialEnd, seed_all
 from trainwright.train.assignment import Assignment, Channel, as_number, is_pruning
 from trainwright.train.group import GroupFailed, join, part
 
+__all__ = ["raised_at", "run_assignment", "traceback_of"]
+
 _OURS = str(Path(__file__).parents[2])
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _LONGEST = 160  # characters of a source line

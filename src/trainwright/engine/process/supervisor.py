@@ -20,6 +20,8 @@ from trainwright.errors import EngineError
 from trainwright.train.assignment import Assignment
 from trainwright.validators import number, optional
 
+__all__ = ["LIMIT", "Supervisor"]
+
 LIMIT = optional(number(above=0), words="None for no limit")
 _LOOK_SECONDS = 0.25
 """How often processes that have ended and times that are over are looked for; reports wait for none of this."""

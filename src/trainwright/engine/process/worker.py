@@ -24,6 +24,8 @@ from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.ledger import Record
 from trainwright.signals import ignore_launcher
 
+__all__ = ["main"]
+
 _PR_SET_PDEATHSIG = 1
 _ASK_SECONDS = 0.02
 

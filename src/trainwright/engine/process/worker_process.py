@@ -21,6 +21,8 @@ from trainwright.errors import EngineError
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 from trainwright.train.assignment import Assignment
 
+__all__ = ["ChildProcess", "WorkerProcess", "free_address", "log_path", "thread_variables"]
+
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
 

@@ -14,6 +14,8 @@ from typing import Any
 from trainwright.engine.devices import cores
 from trainwright.errors import EngineError, MissingExtra, first_line
 
+__all__ = ["Node", "SlotMap", "check_cluster", "connect", "living_nodes", "load_ray"]
+
 _OLDEST, _BELOW = (2, 55), (3, 0)
 """The versions of Ray with which this was tested are in this range."""
 _ANSWER_SECONDS = 10.0

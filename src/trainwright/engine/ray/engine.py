@@ -22,6 +22,8 @@ from trainwright.errors import EngineError
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, optional, text
 
+__all__ = ["Ray"]
+
 _ALL_WORKERS = optional(integer(minimum=1), words="None for all that the cluster has")
 _ALL_GPUS = optional(integer(minimum=0), words="None for all that a node has")
 _NODE_SECONDS = 1.0

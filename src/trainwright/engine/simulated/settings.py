@@ -12,6 +12,9 @@ from trainwright.schedule.allocator.estimates import Estimates, adascale_gain, i
 from trainwright.settings import Settings
 from trainwright.validators import Validator, flag, integer, number, optional
 
+__all__ = ["GoodputScaling", "Scaling", "Simulated", "SimulationLimits"]
+
+
 _FUNCTION = Validator(callable, "a function")
 _NOT_NEGATIVE = number(minimum=0)
 _CURVE = Validator(

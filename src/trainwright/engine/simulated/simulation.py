@@ -20,6 +20,8 @@ from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
 from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started, TrialView
 
+__all__ = ["simulate"]
+
 Configure = Callable[[int, Clone | None], Mapping[str, Any] | None]
 """Returns the parameters of a new trial; None for none."""
 OnResult = Callable[[int, int, tuple[float, ...], bool], None]

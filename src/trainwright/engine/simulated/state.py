@@ -10,6 +10,8 @@ from trainwright.engine.simulated.task import LearningCurve
 from trainwright.errors import SchedulerStalled
 from trainwright.schedule.policies.allocation_policy import Block
 
+__all__ = ["NANO", "DeviceHold", "Event", "EventKind", "EventQueue", "SimulatedStudy", "SimulatedTrial", "Stall"]
+
 NANO = 1_000_000_000
 """Nanoseconds a second: virtual times are whole ones, so that sums do not depend on the machine."""
 

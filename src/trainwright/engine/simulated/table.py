@@ -15,6 +15,8 @@ from trainwright.errors import EngineError, MissingExtra, closest
 from trainwright.randomness import rng
 from trainwright.validators import check, number, one_of
 
+__all__ = ["Table", "tables"]
+
 _MOST_BYTES = 2**33  # that a table may unpack to
 
 Columns = Mapping[str, Any]

@@ -12,6 +12,8 @@ from trainwright.randomness import rng
 from trainwright.settings import Settings
 from trainwright.validators import number
 
+__all__ = ["Draws", "LearningCurve", "LearningCurves", "Parametric", "Task"]
+
 _CHUNK = 1024  # draws at a time: one generator per draw would cost more than the event itself
 _KEPT = 64  # chunks
 _AT_ONCE = 1e-6  # seconds of an epoch that cannot be

@@ -12,6 +12,8 @@ import numpy as np
 from trainwright.ensemble.metrics import SMALLEST, Array, cross_entropy, normal_nll, squared_error
 from trainwright.errors import EnsembleError
 
+__all__ = ["Calibration", "calibrate", "score_probabilities"]
+
 _LEAST, _MOST = 0.05, 20.0  # temperatures
 _BINS = 15
 _FEWEST = 2  # rows: fewer have no standard error

@@ -15,6 +15,8 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
+__all__ = ["METHODS", "Conformal"]
+
 METHODS = {"classes": ("probability",), "values": ("absolute",), "moments": ("scaled", "quantile", "absolute")}
 """How far a truth is from a prediction, by kind of prediction; the first is the default.
 

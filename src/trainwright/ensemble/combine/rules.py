@@ -14,6 +14,20 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
 from trainwright.plugins import Registry
 
+__all__ = [
+    "RULES",
+    "CombinationRule",
+    "NormalMixture",
+    "PlainMean",
+    "WeightedMean",
+    "combine",
+    "combine_arrived",
+    "default_rule",
+    "find_rule",
+    "make_rule",
+    "mixture_parts",
+]
+
 
 class CombinationRule(ABC):
     """A rule is one method, `combine_all`, of all members' predictions and weights in member order.

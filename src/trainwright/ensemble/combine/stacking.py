@@ -16,6 +16,8 @@ from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
 from trainwright.validators import check, each, number
 
+__all__ = ["LinearStacking", "Stacking", "choose_rule"]
+
 _STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # of the pull to equal weights
 _SHARE = 0.5  # of a head that is chosen, in the prediction
 _FOLDS = 5

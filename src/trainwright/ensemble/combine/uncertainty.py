@@ -17,6 +17,8 @@ from trainwright.ensemble.combine.rules import mixture_parts
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
 
+__all__ = ["OOD_SCORES", "InputDistance", "Uncertainty", "decompose_uncertainty", "find_ood_score"]
+
 OOD_SCORES = ("distance", "total", "epistemic")
 _MOST_INPUTS = 1024  # numbers of a row, of which a covariance is kept
 _ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part

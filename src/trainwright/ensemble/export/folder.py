@@ -28,6 +28,8 @@ from trainwright.publishing import publish
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["MANIFEST_FILE", "manifest_digest", "read_export", "write_export"]
+
 MANIFEST_FILE = "manifest.json"
 _SCHEMA = 2  # 1 had no digest of the manifest itself
 _KEYS = ("members", "output", "weights", "rule", "calibration", "threshold", "report", "digest")

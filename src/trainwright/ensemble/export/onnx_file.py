@@ -20,6 +20,8 @@ from trainwright.errors import ExportError, MissingExtra
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["OnnxModel", "export_network"]
+
 _NEAR = 1e-5  # of the greatest output, or of 1: how far the file's outputs may be from the network's
 _ROWS = (BATCH_ROWS, 1, 3)  # batches on which they are compared
 _ELSEWHERE = b"location"  # the key without which no ONNX file can name another file that has its weights

@@ -5,6 +5,8 @@ import torch
 
 from trainwright.ensemble.library.callables import Predictor
 
+__all__ = ["CallableModule"]
+
 
 class CallableModule(torch.nn.Module):
     """Computes on the CPU, wherever its input is; has no parameters."""

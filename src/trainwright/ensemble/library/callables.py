@@ -15,6 +15,8 @@ from trainwright.ensemble.export.onnx_file import OnnxModel
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
+__all__ = ["FILES", "as_predictor", "is_module", "model_bytes", "open_onnx", "read_files"]
+
 Predictor = Callable[[Array], Array]
 
 FILES = "files/"  # in a member's folder: what was left beside it

@@ -15,6 +15,19 @@ from trainwright.randomness import rng
 if TYPE_CHECKING:
     import torch
 
+__all__ = [
+    "BATCH_ROWS",
+    "MemberCost",
+    "evaluation_mode",
+    "make_batch",
+    "measure",
+    "measure_callable",
+    "sample_rows",
+    "time_calls",
+    "time_quartiles",
+    "unwrap",
+]
+
 BATCH_ROWS = 128
 _WARM_UP, _ENOUGH_SECONDS = 3, 0.2  # calls before, and seconds of timed calls
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 200

@@ -18,6 +18,9 @@ from trainwright.ledger.trials import Offer
 from trainwright.pareto import non_dominated
 from trainwright.randomness import rng
 
+__all__ = ["SEEN", "Library", "find_newest_offer", "split_rows"]
+
+
 SEEN = "validation"  # the split's name
 _TURNS = ("selection", "selection", "selection", "calibration", "test")  # 60 %, 20 %, 20 %
 

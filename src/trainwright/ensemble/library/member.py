@@ -23,6 +23,17 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 from trainwright.publishing import FileLayer, make_folder, publish, write_new
 
+__all__ = [
+    "MEMBER_FILE",
+    "PROGRAM_FILE",
+    "SCHEMA",
+    "WEIGHTS_FILE",
+    "Member",
+    "Split",
+    "read_member",
+    "write_folder",
+]
+
 SCHEMA = 2
 MEMBER_FILE = "member.json"
 WEIGHTS_FILE = "weights.safetensors"

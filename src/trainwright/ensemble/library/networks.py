@@ -19,6 +19,17 @@ from trainwright.errors import EnsembleError, ExportError, MissingExtra
 if TYPE_CHECKING:
     import torch
 
+__all__ = [
+    "LINKS",
+    "apply_link",
+    "build_network",
+    "check_outputs",
+    "factory_name",
+    "predict_member",
+    "serialise_weights",
+    "shape_outputs",
+]
+
 LINKS = ("softmax", "identity")
 
 

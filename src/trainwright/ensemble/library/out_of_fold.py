@@ -11,6 +11,8 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
 
+__all__ = ["OutOfFold", "draw_folds", "out_of_fold"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfFold:

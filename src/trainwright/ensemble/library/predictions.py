@@ -10,6 +10,8 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import PredictionError
 
+__all__ = ["ALLOWED", "Output", "SplitRows", "check_split", "check_stored", "digest_of", "find_fault", "normalise_rows"]
+
 Output = Literal["classes", "values", "moments"]  # probabilities, numbers, pairs of mean and variance
 
 ALLOWED = {

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from trainwright.train import Trial
 
+__all__ = ["leave"]
+
 
 def leave(
     trial: "Trial",

@@ -12,6 +12,8 @@ from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.library.predictions import normalise_rows
 from trainwright.ensemble.metrics import SMALLEST, Array, Metric
 
+__all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "make_scorer", "prior_loss"]
+
 Indices = npt.NDArray[np.intp]
 Picks = tuple[int, ...]  # indices of candidates in the order of picking; repeats count
 

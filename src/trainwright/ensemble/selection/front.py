@@ -17,6 +17,8 @@ from trainwright.ensemble.selection.protection import Protection, protect
 from trainwright.errors import CostError, EnsembleError, closest
 from trainwright.pareto import non_dominated
 
+__all__ = ["PICKS", "Front", "FrontPoint", "find_front", "make_point"]
+
 PICKS = ("best", "fallback")
 
 

@@ -17,6 +17,8 @@ from trainwright.errors import CostError, EnsembleError
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, optional
 
+__all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_baselines", "rank_members", "rank_top"]
+
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
 _BUDGETS = (8.0, 4.0, 2.0, 1.0)  # multiples of the best single member's seconds

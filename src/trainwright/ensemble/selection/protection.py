@@ -15,6 +15,8 @@ from trainwright.ensemble.metrics import Array, Metric
 from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, make_scorer
 from trainwright.ensemble.selection.greedy import BudgetedGreedy, rank_top
 
+__all__ = ["ProcedureEstimate", "Protection", "cross_validated", "protect"]
+
 Procedure = Callable[[Candidates, Scorer], Picks]
 
 FEW_ROWS = 1000

@@ -18,6 +18,8 @@ from trainwright.report.figures.figure import (
 from trainwright.report.formatting import count, duration, escape, number, time_unit
 from trainwright.report.overview import Overview
 
+__all__ = ["best_so_far", "draw_results"]
+
 _MOST_POINTS = 1500
 
 

@@ -20,6 +20,8 @@ from trainwright.report.figures.figure import (
 )
 from trainwright.report.formatting import count, escape, number
 
+__all__ = ["ensemble_front"]
+
 _WORDS = {"cross_entropy": "cross-entropy", "squared_error": "squared error"}
 
 

@@ -12,6 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "Figure",
+    "Json",
+    "axis",
+    "draw_lines",
+    "draw_marks",
+    "draw_trace",
+    "layout",
+    "rounded",
+    "thinned",
+    "value_axis",
+]
+
 Json = dict[str, Any]
 
 

@@ -22,6 +22,8 @@ from trainwright.report.summary import choose_study_ensemble
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
 
+__all__ = ["GROUPS", "DrawnGroup", "FigureGroup", "FigureSource"]
+
 _MOST_OBJECTIVES = 3
 
 

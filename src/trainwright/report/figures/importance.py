@@ -4,6 +4,8 @@ from trainwright.report.figures.figure import Figure, axis, draw_lines, draw_tra
 from trainwright.report.formatting import count, escape
 from trainwright.search.importance import Importance
 
+__all__ = ["importance_figure", "nothing_known"]
+
 _MOST = 25
 
 

@@ -11,6 +11,8 @@ from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, dr
 from trainwright.report.formatting import count, escape, number
 from trainwright.report.overview import Overview
 
+__all__ = ["learning_curves"]
+
 _MOST_CURVES, _MOST_FAILED, _MOST_POINTS, _MOST_RUNGS = 150, 30, 300, 12
 
 

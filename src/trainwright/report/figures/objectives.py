@@ -17,6 +17,8 @@ from trainwright.report.figures.figure import (
 from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
 
+__all__ = ["trade_offs"]
+
 _MOST_POINTS, _MOST_FIGURES = 2000, 3
 
 

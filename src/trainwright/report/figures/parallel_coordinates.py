@@ -18,6 +18,8 @@ from trainwright.report.overview import Overview
 from trainwright.space import Choice, Space
 from trainwright.space.columns import Column
 
+__all__ = ["check_known", "parallel_coordinates", "parameter_axis"]
+
 _MOST_LINES, _MOST_AXES, _MOST_TICKS = 250, 12, 8
 _INACTIVE = -0.13
 _AXIS_LINE: Json = {"type": "line", "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1.5}}

@@ -14,6 +14,8 @@ from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
 from trainwright.space import Choice, Space
 
+__all__ = ["axis_names", "contour", "scatter"]
+
 _CELLS = 40
 _BANDWIDTH = 0.12
 """Of the smoothing, in units of a parameter's range: about as far as twenty results tell of each other."""

@@ -10,6 +10,8 @@ from trainwright.report.figures.figure import Figure, axis, draw_lines, layout, 
 from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
 
+__all__ = ["comparison", "distribution"]
+
 _COLOURS = ("--blue", "--orange", "--green", "--red", "--muted", "--sky")
 _DASHES = ("solid", "dash", "dot")
 

@@ -16,6 +16,8 @@ from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, dr
 from trainwright.report.formatting import count, duration, escape, time_unit
 from trainwright.report.overview import Overview
 
+__all__ = ["utilisation"]
+
 _MOST_BARS, _MOST_SLOTS, _BINS, _LABELLED = 1500, 64, 300, 150
 _COLOURS = {
     "complete": "--blue",

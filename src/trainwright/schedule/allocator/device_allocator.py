@@ -16,6 +16,8 @@ from trainwright.schedule.allocator.free_slots import FreeSlots
 from trainwright.schedule.allocator.mixed_nodes import arrange_slots, slot_speeds
 from trainwright.schedule.policies.allocation_policy import Action, AllocationPolicy, Block, PendingTrial, Planner
 
+__all__ = ["DeviceAllocator", "RunningTrial", "TrialSource"]
+
 _WORTH = 1.1
 """A move must be worth it by a tenth: expectations err."""
 

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from trainwright.errors import ScheduleError
 
+__all__ = ["Estimates", "Goodput", "StepShape", "adascale_gain", "interpolate_speedup", "seconds_left"]
+
 Floats = NDArray[np.float64]
 
 _PRIOR_WEIGHT = 0.02

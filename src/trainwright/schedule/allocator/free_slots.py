@@ -7,6 +7,8 @@ from typing import Protocol
 
 from trainwright.schedule.policies.allocation_policy import Block
 
+__all__ = ["BuddyAllocator", "FixedBlocks", "FreeSlots"]
+
 
 class FreeSlots(Protocol):
     """The free slots of an engine. Blocks that it gives are disjoint until they are given back."""

@@ -12,6 +12,8 @@ from trainwright.cluster.device import NodeShape
 from trainwright.schedule.allocator.free_slots import FreeSlots
 from trainwright.schedule.policies.allocation_policy import AllocationPolicy, Block
 
+__all__ = ["MixedNodes", "arrange_slots", "node_slots", "slot_speeds"]
+
 MakeFreeSlots = Callable[[int, int], FreeSlots]
 """Makes the free slots of so many slots, so many a node, as a policy does."""
 

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from trainwright.schedule.allocator.free_slots import FreeSlots
     from trainwright.schedule.rules.promotion_rule import PromotionRule
 
+__all__ = ["Action", "AllocationPolicy", "Block", "PendingTrial", "Planner"]
+
 Block = tuple[int, ...]
 """The slots of an engine that one trial holds, ascending."""
 

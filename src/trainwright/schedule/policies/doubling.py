@@ -10,6 +10,8 @@ from trainwright.schedule.policies.resizing import MARGIN, Resizing, retreat, us
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.validators import integer, number, one_of, optional
 
+__all__ = ["Doubling", "DoublingAsPublished"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doubling(Resizing):

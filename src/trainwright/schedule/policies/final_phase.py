@@ -17,6 +17,8 @@ from trainwright.schedule.allocator.device_allocator import DeviceAllocator, Run
 from trainwright.schedule.policies.allocation_policy import Planner
 from trainwright.schedule.policies.resizing import use_faster_nodes
 
+__all__ = ["FinalPhase"]
+
 _WAITS = 2
 """Epochs until a trial has grown: its own, and that of the trial whose devices it gets."""
 _MARGIN = 1.02

@@ -10,6 +10,8 @@ from trainwright.schedule.allocator.device_allocator import DeviceAllocator, Run
 from trainwright.schedule.policies.resizing import Resizing, retreat, use_faster_nodes
 from trainwright.validators import number
 
+__all__ = ["MarginalGain", "Rows", "fill"]
+
 Floats = NDArray[np.float64]
 
 _DOUBLINGS = 5  # of a trial's devices, that are thought of at one time

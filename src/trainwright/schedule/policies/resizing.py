@@ -10,6 +10,8 @@ from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.settings import Settings
 from trainwright.validators import integer, optional
 
+__all__ = ["MARGIN", "Resizing", "retreat", "use_faster_nodes"]
+
 MARGIN = 1.1
 """A change must be worth it by a tenth: expectations err."""
 

@@ -12,6 +12,8 @@ from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.settings import Settings
 from trainwright.validators import each, integer
 
+__all__ = ["BestStatic", "Fixed"]
+
 _SIZES = each(integer(minimum=1), least=1, words="numbers of devices >= 1, such as (1, 2, 4)")
 
 

@@ -22,6 +22,8 @@ from trainwright.schedule.rules.promotion_rule import (
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 
+__all__ = ["AnyOf"]
+
 
 @dataclass(frozen=True, slots=True)
 class AnyOf(PromotionRule):

@@ -23,6 +23,8 @@ from trainwright.schedule.rungs.rungs import interpolate_quantile
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, optional
 
+__all__ = ["Curve", "CurveRule", "Curves", "Median", "Patience", "Plateau"]
+
 _EARLY = 27  # this part of a training says too little of its end
 _LENGTH = optional(integer(minimum=1, of="epochs"))
 

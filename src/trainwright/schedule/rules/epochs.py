@@ -32,6 +32,8 @@ from trainwright.schedule.rungs.rungs import LossEntry
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, optional
 
+__all__ = ["FixedEpochs", "IEpoch"]
+
 _COUNT_OR_SHARE = Validator(
     lambda value: number(above=0).accepts(value) and (value < 1 or value == int(value)),
     "a whole number >= 1, or a fraction between 0 and 1",

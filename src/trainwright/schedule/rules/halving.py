@@ -20,6 +20,8 @@ from trainwright.schedule.rungs.brackets import Brackets
 from trainwright.schedule.rungs.rungs import AdaptiveRung, QuantileRung, Rungs, RungTable
 from trainwright.validators import integer, one_of
 
+__all__ = ["ASHA", "Hyperband", "SuccessiveHalving"]
+
 
 @lru_cache(65536)
 def _draw_bracket(seed: int, trial: int, weights: tuple[int, ...]) -> int:

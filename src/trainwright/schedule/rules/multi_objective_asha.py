@@ -13,6 +13,8 @@ from trainwright.schedule.rules.promotion_rule import Reported
 from trainwright.schedule.rules.rung_rule import AsynchronousRule
 from trainwright.schedule.rungs.rungs import RungTable
 
+__all__ = ["MultiObjectiveASHA"]
+
 Array = NDArray[np.float64]
 
 

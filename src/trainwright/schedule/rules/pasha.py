@@ -9,6 +9,8 @@ from trainwright.schedule.rules.promotion_rule import Event, Reported
 from trainwright.schedule.rules.rung_rule import FIRST, RungRule
 from trainwright.schedule.rungs.rungs import RankRung, Rungs
 
+__all__ = ["PASHA"]
+
 _CROSSED = 10
 """So many pairs of curves must have crossed twice before their distances say how large the noise is."""
 

@@ -39,6 +39,8 @@ from trainwright.space import Float, Int, Space
 from trainwright.space.configuration import Configuration
 from trainwright.validators import each, integer, number, text
 
+__all__ = ["PopulationBasedTraining"]
+
 _FACTORS = (0.8, 1.2)  # of the paper
 _TRIES = 16  # perturbations, of which the first legal one is taken
 

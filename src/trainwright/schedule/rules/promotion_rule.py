@@ -10,6 +10,31 @@ from trainwright.errors import ScheduleError
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 
+__all__ = [
+    "CONTINUE",
+    "WAIT",
+    "Clone",
+    "Continue",
+    "Ended",
+    "Event",
+    "Index",
+    "Judged",
+    "New",
+    "Opened",
+    "Pause",
+    "Promote",
+    "Promoted",
+    "PromotionRule",
+    "Reason",
+    "Reported",
+    "RuleView",
+    "Started",
+    "Stop",
+    "TrialView",
+    "Verdict",
+    "Wait",
+]
+
 Index = Any
 """What a rule remembers; made by `empty`, changed only by `fold`, picklable."""
 

@@ -24,6 +24,8 @@ from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, one_of, optional
 
+__all__ = ["FIRST", "AsynchronousRule", "RungIndex", "RungRule", "as_fraction", "ladder"]
+
 RungIndex = Rungs | Brackets
 FIRST = optional(integer(minimum=1, of="epochs"), words="None for three rungs")
 _RUNGS = 3  # below the full length, unless the first is given

@@ -20,6 +20,8 @@ from trainwright.schedule.rules.promotion_rule import (
     TrialView,
 )
 
+__all__ = ["Brackets"]
+
 _Promotion = tuple[int, int, float, int, int]
 """-rung, order of the bracket, loss, trial, until which epoch."""
 

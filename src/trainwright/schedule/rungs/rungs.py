@@ -30,6 +30,18 @@ from trainwright.schedule.rules.promotion_rule import (
     Verdict,
 )
 
+__all__ = [
+    "AdaptiveRung",
+    "LossEntry",
+    "Place",
+    "QuantileRung",
+    "RankRung",
+    "RungTable",
+    "Rungs",
+    "interpolate_quantile",
+]
+
+
 _FEW = 6
 """So many trials in the next rung say nothing yet."""
 _WEIGHT = 3

@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 from trainwright.search.view import SearchView
 from trainwright.space import Space
 
+__all__ = ["Moves", "fill_gaps", "make_legal", "moves_of"]
+
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 

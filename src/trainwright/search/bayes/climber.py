@@ -11,6 +11,8 @@ from trainwright.search.bayes.gaussian_process import Embedding
 from trainwright.search.bayes.loop import Acquisition
 from trainwright.space import Space
 
+__all__ = ["Climber"]
+
 Array = NDArray[np.float64]
 
 _STEPS = 20  # of a climb

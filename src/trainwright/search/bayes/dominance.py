@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from trainwright.kernels import Floats, compiled
 
+__all__ = ["Dominance", "dominated_shares"]
+
 Array = NDArray[np.float64]
 Small = NDArray[np.int8]
 

@@ -14,6 +14,8 @@ from trainwright.search.bayes.loss_scale import LossScale, RungScale, scale_size
 from trainwright.search.view import SearchView
 from trainwright.space import Space
 
+__all__ = ["Forest", "Trees"]
+
 Array = NDArray[np.float64]
 
 _STEP = 1.1  # tree t is planted afresh at the sizes floor(1.1^(k + t/T))

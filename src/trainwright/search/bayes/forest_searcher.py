@@ -32,6 +32,8 @@ from trainwright.validators import integer, number, one_of
 if TYPE_CHECKING:
     from trainwright.search.bayes.forest_model import Forest
 
+__all__ = ["ForestSearcher"]
+
 Array = NDArray[np.float64]
 Pending = Literal["exclude", "ignore"]
 

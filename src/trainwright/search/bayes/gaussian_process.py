@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from trainwright.space import Space
 
+__all__ = ["Embedding", "Hyperparameters", "Posterior", "correlation", "fit", "loss_of"]
+
 Array = NDArray[np.float64]
 
 _INACTIVE_OFFSET = 0.5  # distance from the middle of a unit column to where it is inactive

@@ -26,6 +26,8 @@ from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, number
 
+__all__ = ["GaussianProcessSearcher"]
+
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 

@@ -17,6 +17,8 @@ from trainwright.search.bayes.climber import Climber
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior
 from trainwright.space import Space
 
+__all__ = ["Improvement", "log_h"]
+
 Array = NDArray[np.float64]
 
 _STEP = 1e-5  # of a unit, for a slope

@@ -22,6 +22,8 @@ from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, optional
 
+__all__ = ["Acquisition", "BayesianSearcher", "add_penalties", "draw_weights", "find_new", "good_rows", "least_places"]
+
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from trainwright.search.view import SearchView
 
+__all__ = ["LossScale", "RungScale", "scale_size"]
+
 Array = NDArray[np.float64]
 Curve = tuple[Array, Array]  # losses in order, and their values
 

@@ -16,6 +16,8 @@ from trainwright.randomness import rng
 from trainwright.search.bayes.gaussian_process import Embedding, Hyperparameters, Posterior, fit
 from trainwright.space import Space
 
+__all__ = ["ResponseSurface"]
+
 Array = NDArray[np.float64]
 
 _CLIPS = (1.5, 5.0, 20.0)  # quartile ranges beyond the quartiles, to which losses may be clipped

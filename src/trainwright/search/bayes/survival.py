@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior
 from trainwright.search.view import SearchView
 
+__all__ = ["make_survival"]
+
 Array = NDArray[np.float64]
 
 

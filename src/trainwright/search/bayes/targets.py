@@ -5,6 +5,8 @@ from numpy.typing import NDArray
 
 from trainwright.search.view import SearchView
 
+__all__ = ["make_targets", "standardise", "thin"]
+
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 

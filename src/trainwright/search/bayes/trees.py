@@ -15,6 +15,8 @@ import numpy as np
 
 from trainwright.kernels import Bits, Floats, Ints, compiled
 
+__all__ = ["grow", "leaf_means", "predict"]
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _COLUMN = np.uint64(0x7FFFFFFF)
 _CHOICE = np.uint64(0x80000000)

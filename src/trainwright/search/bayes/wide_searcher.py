@@ -21,6 +21,8 @@ from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
+__all__ = ["WideSearcher", "follow"]
+
 Array = NDArray[np.float64]
 
 _DEVIATION = 1.0 / 6.0  # of each column at first: the middle third of a unit column is two of them

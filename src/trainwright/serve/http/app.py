@@ -20,6 +20,8 @@ from trainwright.serve.http.models import ModelRepository, NotFound, ServedModel
 from trainwright.serve.http.replies import json_of
 from trainwright.serve.service import Limits
 
+__all__ = ["ABOUT", "OPEN_PATHS", "Application", "read_page", "status_of"]
+
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # probes have no token
 _STATUS: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
     (NotFound, 404),

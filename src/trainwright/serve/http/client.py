@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import httpx
     import torch
 
+__all__ = ["Client", "encode", "read_answer"]
+
 _AGAIN = {429: Overloaded, 503: NotReady}
 
 

@@ -20,6 +20,8 @@ from trainwright.http_security import AccessRules
 if TYPE_CHECKING:
     from trainwright.serve.http.app import Application
 
+__all__ = ["Connections", "HttpExchange"]
+
 _HEAD_BYTES = 2**16
 _HEAD_SECONDS = 10.0
 _BODY_RATE = 2**20  # bytes a second: a body that comes as fast may take longer

@@ -24,6 +24,8 @@ from trainwright.serve.http.replies import describe_reply, json_of
 from trainwright.serve.http.tensors import SIZE
 from trainwright.serve.service import Limits
 
+__all__ = ["GrpcServer"]
+
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,

@@ -15,6 +15,8 @@ from trainwright.serve.http.replies import compress_reply, inflate_body, write_r
 from trainwright.serve.http.tensors import HEADER_LENGTH
 from trainwright.serve.service import Limits, Response
 
+__all__ = ["InferenceEndpoint", "UnsupportedMedia"]
+
 _BINARY, _JSON = "application/octet-stream", "application/json"
 
 

@@ -14,6 +14,8 @@ from trainwright.errors import RequestError, closest
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Datatype, TrailingBytes, datatype_of, read_values
 from trainwright.serve.service import Limits, Options, can_promise
 
+__all__ = ["INPUT", "INTERVAL", "SET", "InferBody", "InferRequest", "Signature", "TooLarge", "read_request"]
+
 INPUT = "input"
 SET, INTERVAL = "prediction_set", "prediction_interval"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from trainwright.errors import ServeConfigError
 from trainwright.serve.service import Service
 
+__all__ = ["FIRST_VERSION", "ModelFolders"]
+
 _MANIFEST = "manifest.json"
 FIRST_VERSION = "1"  # of an export without versions
 

@@ -11,6 +11,8 @@ from trainwright.serve.http.metrics import SECONDS, Histogram
 from trainwright.serve.http.model_folders import ModelFolders
 from trainwright.serve.service import Service
 
+__all__ = ["ModelRepository", "NotFound", "ServedModel", "check_ready"]
+
 _LEASE_SECONDS = 0.01  # between looks whether the last request of a replaced model has been answered
 
 

@@ -13,6 +13,8 @@ from trainwright.serve.http.infer_request import INTERVAL, SET, InferRequest, To
 from trainwright.serve.http.tensors import HEADER_LENGTH, encode_tensor
 from trainwright.serve.service import Response
 
+__all__ = ["compress_reply", "describe_reply", "inflate_body", "json_of", "write_reply"]
+
 _DEGRADED = "X-Trainwright-Degraded"
 _BINARY, _JSON = b"content-type: application/octet-stream\r\n", b"content-type: application/json\r\n"
 _LEAST_COMPRESSED = 256  # bytes: smaller replies do not become shorter

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from trainwright.serve.http.grpc_server import GrpcServer
     from trainwright.serve.http.models import ModelRepository
 
+__all__ = ["Server"]
+
 _LAST_REPLIES_SECONDS = 5  # for replies that are on their way when the server ends
 
 

@@ -15,6 +15,17 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError
 
+__all__ = [
+    "DATATYPES",
+    "HEADER_LENGTH",
+    "SIZE",
+    "Datatype",
+    "TrailingBytes",
+    "datatype_of",
+    "encode_tensor",
+    "read_values",
+]
+
 HEADER_LENGTH = "Inference-Header-Content-Length"
 SIZE = "binary_data_size"
 Datatype = Literal[

@@ -25,6 +25,8 @@ from trainwright.serve.placement.units import MemoryModel, TimeTables, Unit, pac
 from trainwright.serve.runtime.in_process import MOMENT_ROWS, MOMENT_SECONDS
 from trainwright.serve.service import DeploymentSettings, Response
 
+__all__ = ["allocate", "allocate_or_pack"]
+
 _TURNS = 3
 _LOADED_ROWS = 128  # of a request under load
 _WINDOW_SECONDS = 0.2  # for which a plan is loaded in each turn

@@ -16,6 +16,8 @@ from trainwright.serve.placement.integer_program import Matrix
 from trainwright.serve.placement.units import Unit, packed_units
 from trainwright.validators import check, integer, one_of
 
+__all__ = ["BATCHES", "DeploymentPlan", "Instance", "Unit", "digest_of"]
+
 _SCHEMA = 2
 BATCHES = tuple(1 << power for power in range(10))
 """Batch sizes that a search tries: 1 to 512 rows."""

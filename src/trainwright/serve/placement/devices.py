@@ -16,6 +16,16 @@ from trainwright.cluster import Cluster
 from trainwright.cluster.cgroup_limits import cgroup_cores, host_memory_bytes
 from trainwright.errors import DeviceError
 
+__all__ = [
+    "Device",
+    "found_devices",
+    "parse_devices",
+    "room_of",
+    "share_devices",
+    "simulated_devices",
+    "thread_environment",
+]
+
 _CPU = re.compile(r"cpu(?::(\d+)(?:-(\d+))?)?")
 _CUDA = re.compile(r"cuda(?::(\d+))?")
 _THREAD_NUMBERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")

@@ -7,6 +7,8 @@ from trainwright.errors import AllocationError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
 from trainwright.serve.placement.units import Unit
 
+__all__ = ["fail_over"]
+
 
 def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
     """Return the plan with a unit on another device, after all its instances and perhaps others were `lost`.

@@ -15,6 +15,8 @@ from trainwright.ensemble.metrics import Array
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.units import MemoryModel, Unit
 
+__all__ = ["Matrix", "PlacementProblem", "PlacementSolution"]
+
 Matrix = tuple[tuple[int, ...], ...]
 """Batch sizes by device, then unit; 0: no instance."""
 

@@ -20,6 +20,8 @@ from trainwright.model.layer import Block, Layer, stages_of
 from trainwright.model.profile import Profile
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, TimeTables
 
+__all__ = ["simulated_tables"]
+
 _TRACED_ROWS = 64
 _SLACK = 1.25
 _ELEMENT_BYTES = 4

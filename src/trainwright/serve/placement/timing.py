@@ -24,6 +24,8 @@ from trainwright.serve.placement.devices import Device, thread_environment
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, TimeTables
 from trainwright.serve.runtime.member_runners import Runner, describe_member, runner_of
 
+__all__ = ["can_be_timed", "measure_times"]
+
 _ENOUGH_SECONDS = 0.8  # of rounds of all batches of a member
 _LONGEST_SECONDS = 2.0  # of a batch beyond which no larger one is tried
 _SLACK = 1.25  # for what an allocator keeps beyond what tensors hold

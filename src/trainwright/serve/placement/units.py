@@ -16,6 +16,8 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError
 from trainwright.serve.placement.devices import Device
 
+__all__ = ["MemberFootprint", "MemoryModel", "TimeTables", "Unit", "packed_units"]
+
 _CONTEXT = {"cuda": 500 * 10**6, "cpu": 300 * 10**6}
 """Of a process, before the first weight: users report 500 MB to 1.4 GiB on CUDA (pytorch/serve#2128)."""
 _USABLE = 0.95

@@ -10,6 +10,8 @@ from trainwright.errors import NotReady, Overloaded
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.batching import Request
 
+__all__ = ["ENDED", "Runtime"]
+
 ENDED = "service: has ended; nothing is answered any more"
 _COUNTS = ("requests", "rows", "segments", "degraded", "late", "restarts", "moved", "duplicates", "stale")
 

@@ -18,6 +18,8 @@ import numpy as np
 
 from trainwright.ensemble.metrics import Array
 
+__all__ = ["Arena", "ArenaShape", "SlotReport", "SlotTask", "receive_message", "send_message"]
+
 _LINE = 64  # bytes: places start on cache lines of their own
 
 

@@ -10,6 +10,8 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, TrainwrightError
 from trainwright.serve.service import Options, Response
 
+__all__ = ["Batcher", "Piece", "Request", "SegmentSlot", "request_of"]
+
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Piece:

@@ -34,6 +34,8 @@ from trainwright.serve.service import Response
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["MOMENT_ROWS", "MOMENT_SECONDS", "InProcessRuntime"]
+
 _START_SECONDS = 0.2  # for which batches are timed at the start
 MOMENT_SECONDS = 2e-3  # that an event loop may compute, for its other connections wait meanwhile
 MOMENT_ROWS = 64  # of a batch that takes no longer, or threads are worth their hand-over

@@ -12,6 +12,9 @@ from trainwright.ensemble.metrics import Array
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["MemberLoop", "Runner", "describe_member", "runner_of"]
+
+
 Runner = Callable[[Array, Sequence[int]], Iterator[tuple[int, Array]]]
 """The members of a unit, loaded on their device; yields as `MemberLoop` does."""
 

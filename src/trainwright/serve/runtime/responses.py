@@ -11,6 +11,8 @@ from trainwright.errors import EnsembleError, NotReady, RequestError, ServeError
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.service import DeploymentSettings, Response
 
+__all__ = ["answer_of", "answer_request", "incomplete_refusal", "make_answer"]
+
 
 def answer_request(ensemble: Ensemble, request: Request) -> None:
     """Set the result of a finished request's future, unless it was cancelled."""

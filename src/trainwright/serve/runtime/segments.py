@@ -21,6 +21,8 @@ from trainwright.serve.runtime.batching import Batcher, Request, SegmentSlot
 from trainwright.serve.runtime.responses import incomplete_refusal
 from trainwright.serve.service import DeploymentSettings
 
+__all__ = ["Segments"]
+
 _LATE = "its answer did not come before the deadline"
 
 

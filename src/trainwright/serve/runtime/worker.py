@@ -22,6 +22,8 @@ from trainwright.ensemble.library.cost import time_calls
 from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
 from trainwright.serve.runtime.member_runners import Runner
 
+__all__ = ["main"]
+
 _ALIVE_SECONDS = 0.5  # between reports of a worker that computes
 _START_SECONDS = 0.2  # for which a worker times its batch before it says that it is there
 _BROKEN = 3  # exit status of a process that cannot go on

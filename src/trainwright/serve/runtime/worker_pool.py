@@ -14,6 +14,8 @@ from trainwright.serve.runtime.member_runners import describe_member
 from trainwright.serve.runtime.worker_slots import Health, ServingProcess, UnitQueue, WorkerSlot, WorkerState
 from trainwright.serve.service import DeploymentSettings
 
+__all__ = ["WorkerPool"]
+
 
 class WorkerPool:
     """All workers of a plan, and the descriptions that their processes start from."""

@@ -26,6 +26,8 @@ from trainwright.serve.runtime.worker_pool import WorkerPool
 from trainwright.serve.runtime.worker_slots import CREDITS, WorkerSlot, WorkerState
 from trainwright.serve.service import DeploymentSettings
 
+__all__ = ["WorkerRuntime"]
+
 _WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
 
 

@@ -25,6 +25,8 @@ from trainwright.serve.runtime.arena import Arena, SlotTask, send_message
 from trainwright.serve.runtime.batching import SegmentSlot
 from trainwright.serve.service import DeploymentSettings
 
+__all__ = ["CREDITS", "Health", "ServingProcess", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
+
 CREDITS = 2  # tasks that a process may have at once: one that it computes, and the next
 _WINDOW = 64  # batches whose median is the usual one
 _FAREWELL_SECONDS = 2.0

@@ -11,6 +11,8 @@ from trainwright.schedule.allocator.mixed_nodes import node_slots
 from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.study.driver.trial_run import TrialRun
 
+__all__ = ["Allocator", "Launch"]
+
 
 class Launch(NamedTuple):
     """A trial that is to start on a block; `before` is how many devices it had until now, if it comes from others."""

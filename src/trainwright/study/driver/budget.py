@@ -11,6 +11,9 @@ from trainwright.errors import InputError
 from trainwright.settings import Settings
 from trainwright.validators import instance_of, integer, number, optional
 
+__all__ = ["Budget", "TeamSettings", "WorkerResult", "as_datetime"]
+
+
 _LIMIT = optional(number(above=0))
 _WHEN = optional(instance_of(str, datetime, time, words="a time such as '18:00', or '2026-11-28T06:00'"))
 _HOUR = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")

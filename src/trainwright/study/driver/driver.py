@@ -30,6 +30,8 @@ from trainwright.study.projections import RuleProjection
 from trainwright.study.study_log import RetryOnFullDisk, StudyLog, gc_frozen
 from trainwright.train.assignment import Assignment
 
+__all__ = ["Driver"]
+
 _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 5.0
 _WATCH_SECONDS = 1.0

@@ -11,6 +11,8 @@ from trainwright.ledger import Record, State, Status, TrialState, facts
 from trainwright.ledger.trials import End, Failure
 from trainwright.study.study_log import StudyLog
 
+__all__ = ["StudyFailed", "alike", "failed_numbers", "gave_up", "secure_failures", "sentence_of"]
+
 MISUSE = "misuse"
 """The failure of a function that asks of its trial what no trial has."""
 

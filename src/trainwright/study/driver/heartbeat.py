@@ -7,6 +7,8 @@ from typing import Self
 from trainwright.errors import LedgerFull
 from trainwright.ledger import Ledger
 
+__all__ = ["Heartbeat"]
+
 _BEATS = 12  # in the time after which a silent writer is held dead
 
 

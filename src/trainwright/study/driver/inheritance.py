@@ -18,6 +18,8 @@ from trainwright.ledger import TrialState
 from trainwright.publishing import FileLayer, make_folder, publish
 from trainwright.schedule import PromotionRule
 
+__all__ = ["check_folder", "hand_over", "put_by"]
+
 _TRIES = 5  # the parent may drop a checkpoint while it is linked
 
 

@@ -21,6 +21,8 @@ from trainwright.study.driver.trial_run import TrialRun
 from trainwright.study.projections import DeviceSecondsProjection
 from trainwright.study.study_log import StudyLog
 
+__all__ = ["LEAVE_FILE", "LeaveFile", "Leaving", "TimeLeft"]
+
 _OUT_OF_TIME = "wall seconds"
 """Why a driver leaves whose time is over."""
 _DEADLINE = "deadline"

@@ -9,6 +9,8 @@ from typing import TextIO
 from trainwright.ledger import Dropped, State, TrialState
 from trainwright.ledger.objectives import keeps
 
+__all__ = ["Progress"]
+
 
 class Progress:
     """Prints to `stream` (default: standard error). `shown=False` says nothing at all."""

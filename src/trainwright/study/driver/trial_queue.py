@@ -23,6 +23,8 @@ from trainwright.study.driver.progress import Progress
 from trainwright.study.projections import RuleProjection
 from trainwright.study.study_log import StudyLog
 
+__all__ = ["TrialQueue"]
+
 
 @dataclass(kw_only=True, eq=False)
 class TrialQueue:

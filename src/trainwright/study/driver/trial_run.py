@@ -12,6 +12,8 @@ from trainwright.ledger.objectives import refusal
 from trainwright.schedule import Continue, Pause, Stop
 from trainwright.schedule.rules.promotion_rule import CONTINUE, Verdict
 
+__all__ = ["NO_ROOM", "TrialRun", "end_record", "preemption_record"]
+
 NO_ROOM = "no_room"
 """The failure of a run whose checkpoint found no room: no fault of the trial, so it is only paused."""
 

@@ -19,6 +19,8 @@ from trainwright.space.configuration import Configuration
 from trainwright.study.projections import rungs_of
 from trainwright.validators import check, instance_of, integer
 
+__all__ = ["Forecast", "SearchSetup", "Spread", "forecasts"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:

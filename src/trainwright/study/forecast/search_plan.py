@@ -24,6 +24,8 @@ from trainwright.search import RandomSearcher, Searcher
 from trainwright.space import Space
 from trainwright.study.forecast.forecast import SearchSetup, forecasts
 
+__all__ = ["Predicted", "ProfileOf", "SearchCost", "SearchPlan", "plan_search"]
+
 ProfileOf = Callable[[Mapping[str, Any]], tuple[Profiles, int]]
 """Gives a configuration's profile, and its batch."""
 

@@ -23,6 +23,26 @@ from trainwright.publishing import publish
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = [
+    "DTYPES",
+    "FORMATS",
+    "Format",
+    "Stored",
+    "TensorInfo",
+    "as_bytes",
+    "check_dtypes",
+    "equal_bits",
+    "escape",
+    "first_entry",
+    "format_named",
+    "format_of",
+    "head",
+    "infos_of",
+    "plain",
+    "unescape",
+]
+
+
 DTYPES = frozenset({*CODES, "complex128"})
 """Every dtype that checkpoints hold, as torch names them."""
 

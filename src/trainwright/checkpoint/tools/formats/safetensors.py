@@ -29,6 +29,8 @@ from trainwright.errors import MissingExtra
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["SafeTensors"]
+
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 _TIES = "trainwright.ties"
 

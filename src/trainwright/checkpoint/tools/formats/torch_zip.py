@@ -30,6 +30,8 @@ from trainwright.errors import CheckpointFormatError
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["TorchZip", "load_values"]
+
 # Names that begin with % get another one, so nothing can be called this.
 _METADATA = "%metadata"
 
