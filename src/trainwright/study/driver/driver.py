@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
-from trainwright.engine.admission import REJECTED
 from trainwright.engine.protocol import node_shapes
 from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
-from trainwright.ledger import Record, Status, TrialState, facts
+from trainwright.ledger import Record, Status, facts
 from trainwright.ledger.objectives import refusal
 from trainwright.randomness import rng
 from trainwright.schedule import Continue, DeviceAllocator, Pause, Scheduler, Stop
@@ -19,7 +18,7 @@ from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget, TeamSettings
-from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
+from trainwright.study.driver.failures import FailureLimit
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.inheritance import check_folder, hand_over
 from trainwright.study.driver.leaving import Leaving
@@ -35,10 +34,6 @@ __all__ = ["Driver"]
 _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 5.0
 _WATCH_SECONDS = 1.0
-_HOPELESS, _ALIKE = 10, 2
-"""So many failures without one success end a run, or as many as trials run if that is more; or so many alike."""
-_MOST_FAILURES = 100
-"""So many failures end a run that was told no other limit, or as many as trials run or have a result if more."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,9 +71,8 @@ class Driver:
         )
         self._watched_at = time.monotonic()
         self._directory = None if log.directory is None else str(log.directory.resolve())
-        self._failed_before = failed_numbers(log.state)  # in earlier runs: they say nothing of this one
+        self._failures = FailureLimit(log, self.budget.max_failures)
         self._patience = _POLL_SECONDS  # until the next look while there is nothing to do
-        self._rejected = 0  # trials that a verdict never let start
         self._checkpoint_retry = RetryOnFullDisk(0.0 if self.team is None else self.team.give_up_seconds, say)
         self._checkpoint_retry.interrupted = log.retry.interrupted = lambda: self.leaving.signalled
 
@@ -383,37 +377,7 @@ class Driver:
         self.progress.ended(self.log.state, state)
         if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
             self._checkpoint_retry.wait(TrainwrightError(outcome.message))
-        self._give_up_if_hopeless(state)
-
-    def _give_up_if_hopeless(self, trial: TrialState) -> None:
-        if not gave_up(trial):
-            return
-        state, counts = self.log.state, self.log.state.counts
-        self._rejected += trial.failure is not None and trial.failure.kind == REJECTED
-        failed = counts[Status.FAILED] + counts[Status.ABANDONED]
-        # A trial that does not fit into memory says nothing of others.
-        broken = failed - len(self._failed_before) - self._rejected
-        same: list[int] = []
-        if not state.results:
-            same = alike(state, trial, self._failed_before)
-            # Another worker's first success may be on its way: read it before the run is given up.
-            if broken >= _HOPELESS or len(same) >= _ALIKE:
-                # Others may have had success since we read.
-                self.log.refresh()
-        most = self.budget.max_failures
-        why = sentence_of(trial, self.log.directory)
-        if trial.failure is not None and trial.failure.kind == MISUSE:
-            raise StudyFailed(why)
-        if len(same) >= _ALIKE and most is None and not state.results:
-            raise StudyFailed(f"{len(same)} trials have failed in the same way, none has a result: {why}")
-        # In a large team that many may fail before any can succeed.
-        hopeless = max(_HOPELESS, counts[Status.RUNNING])
-        if most is None:
-            # Where most trials succeed, a long study may have many that diverge.
-            most = max(_MOST_FAILURES, counts[Status.RUNNING], state.results)
-        if failed >= most or (broken >= hopeless and not state.results):
-            more = "; a larger max_failures lets it go on" if state.results else ""
-            raise StudyFailed(f"{failed} trials have failed, {state.results} have a result; the last: {why}{more}")
+        self._failures.check(state)
 
     # Upkeep.
 
