@@ -34,7 +34,7 @@ from benchmarks.fidelity.problems import CurveProblem, find_curves
 from benchmarks.schedule.paired import Kept, average, shown
 
 from trainwright.randomness import rng
-from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit
+from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit_hyperparameters
 
 __all__ = ["main"]
 
@@ -108,7 +108,7 @@ class _Model:
         owners = np.concatenate([owners, owners.max() + 1 + np.arange(points.shape[1] - len(owners))])
         mean, spread = float(falls.mean()), float(falls.std()) or 1.0
         targets = (falls - mean) / spread
-        posterior = Posterior.of(fit(points, owners, targets, rng(0, "verdicts", rung)), points, owners)
+        posterior = Posterior.of(fit_hyperparameters(points, owners, targets, rng(0, "verdicts", rung)), points, owners)
         alpha = posterior.coefficients(targets)
         self._processes[rung] = alpha, mean, spread, posterior
         diagonal = cho_solve((posterior.factor, True), np.eye(len(points))).diagonal()

@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from trainwright.search.bayes.gaussian_process import Embedding, Hyperparameters, Posterior, fit, loss_of
-from trainwright.search.bayes.improvement import Improvement, log_h
+from trainwright.search.bayes.gaussian_process import (
+    Embedding,
+    Hyperparameters,
+    Posterior,
+    fit_hyperparameters,
+    negative_log_posterior,
+)
+from trainwright.search.bayes.improvement import ExpectedImprovement, log_h
 from trainwright.space import Choice, Float, Int, Space, equals
 
 
@@ -53,10 +59,15 @@ def test_appended_rows_give_what_a_new_factor_gives(data):
 def test_gradient_of_the_fit_is_that_of_differences(data):
     points, owners, y = data
     for theta in np.random.default_rng(2).normal(0.0, 0.7, (3, 6)):
-        _, gradient = loss_of(theta, points, owners, y)
+        _, gradient = negative_log_posterior(theta, points, owners, y)
         steps = 1e-6 * np.eye(6)
         found = [
-            (loss_of(theta + s, points, owners, y)[0] - loss_of(theta - s, points, owners, y)[0]) / 2e-6 for s in steps
+            (
+                negative_log_posterior(theta + s, points, owners, y)[0]
+                - negative_log_posterior(theta - s, points, owners, y)[0]
+            )
+            / 2e-6
+            for s in steps
         ]
         assert gradient == pytest.approx(found, rel=1e-6, abs=1e-6)
 
@@ -66,7 +77,7 @@ def test_the_fit_finds_the_columns_that_matter():
     generator = np.random.default_rng(3)
     points = generator.random((80, 3))
     y = np.sin(9.0 * points[:, 0]) + 0.1 * generator.standard_normal(80)
-    found = fit(points, np.arange(3), y / y.std(), np.random.default_rng(0))
+    found = fit_hyperparameters(points, np.arange(3), y / y.std(), np.random.default_rng(0))
     assert found.lengths[0] < 1.0
     assert found.lengths[1:].min() > 3.0
     assert found.noise * y.var() == pytest.approx(0.01, rel=0.6)
@@ -100,7 +111,7 @@ def improvement(space, rows, losses, *, factors=(), objectives=None, bounds=None
     posteriors = [Posterior.of(hyperparameters, embedding(rows), embedding.owners) for _ in losses]
     m = objectives or len(losses)
     bounds = np.full(len(losses), np.inf) if bounds is None else np.array(bounds)
-    return Improvement(
+    return ExpectedImprovement(
         space, embedding, posteriors, losses, weights=np.full(m, 1.0 / m), bounds=bounds, factors=factors
     )
 
@@ -171,7 +182,7 @@ def test_what_is_believed_is_not_asked_again_and_leaves_the_mean():
     asked = generator.random((50, 2))
     best = asked[[np.argmax(found.predict(asked)[0])]]
     means, before = found._predict(asked)[0], found.predict(best)[0]
-    found.believe(best)
+    found.believe_pending(best)
     assert found._predict(asked)[0] == pytest.approx(means, abs=1e-12)
     assert found.predict(best)[0] < before - 1.0
 

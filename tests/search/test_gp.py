@@ -9,7 +9,7 @@ import pytest
 from trainwright.errors import SearchError
 from trainwright.search import GaussianProcessSearcher, QuasiRandomSearcher, SearchView
 from trainwright.search.bayes.gp_searcher import _fitted_sizes
-from trainwright.search.bayes.targets import standardise, thin
+from trainwright.search.bayes.targets import standardise_losses, thin_rows
 from trainwright.space import Choice, Float, Int, Space, equals, require
 from trainwright.testing.searcher import SearcherConformance, play
 
@@ -141,7 +141,7 @@ def test_targets_are_nearly_normal_whatever_the_losses_are():
     """Skewed either way, or with a failure: mean 0, deviation 1, little skew, order kept, failures as the worst."""
     drawn = np.random.default_rng(0).standard_normal(200)
     for losses in (np.exp(2.0 * drawn), -np.exp(drawn), 1e300 * drawn, np.append(drawn, np.inf)):
-        y, bound = standardise(losses, float(np.median(losses)))
+        y, bound = standardise_losses(losses, float(np.median(losses)))
         fine = np.isfinite(losses)
         assert y[fine].mean() == pytest.approx(0.0, abs=1e-9)
         assert y[fine].std() == pytest.approx(1.0)
@@ -160,7 +160,7 @@ def test_more_results_than_it_holds_are_thinned():
         for epoch in range(1, last + 1):
             view.report(number, epoch, [abs(configuration["x"] - 0.3) + 1.0 / epoch])
         view.result(number, [abs(configuration["x"] - 0.3)], epoch=last, complete=last == 9)
-    kept = thin(view, view.count, 40)
+    kept = thin_rows(view, view.count, 40)
     assert len(kept) == 40
     assert np.all(np.diff(kept) > 0)
     counts = {rung: int((view.rungs == rung).sum()) for rung in np.unique(view.rungs).tolist()}
@@ -168,7 +168,7 @@ def test_more_results_than_it_holds_are_thinned():
     assert found[view.top] == counts[view.top] == 10
     assert found[1] == counts[1] == 30  # at epoch 3
     assert found[0] == 0
-    lowest = thin(view, view.count, 60)
+    lowest = thin_rows(view, view.count, 60)
     below = lowest[view.rungs[lowest] == 0]
     assert len(below) == 20
     assert set(np.flatnonzero(view.rungs == 0)[np.argsort(view.losses[view.rungs == 0, 0])[:10]]) <= set(below)

@@ -10,7 +10,7 @@ import trainwright as tw
 from trainwright.errors import SearchError, StudyError
 from trainwright.ledger import facts
 from trainwright.search import SearchView
-from trainwright.search.transfer import Experience, Recalled
+from trainwright.search.transfer import WarmStart, WarmStartRows
 from trainwright.space import Choice, Float, Int, Space, equals, require
 from trainwright.testing.searcher import play
 
@@ -116,7 +116,7 @@ def test_ranks_are_those_of_the_study_and_who_got_less_far_was_worse(tmp_path):
     )
     study.enqueue({"x": 6})
     for given in (study, tmp_path / "old", str(tmp_path / "old")):
-        experience = Experience.of(given)
+        experience = WarmStart.of(given)
         assert [row["x"] for row in experience.rows] == [1, 2, 3, 4, 5]
         assert np.array(experience.ranks)[:, 0] == pytest.approx([0.5, 0.2, 0.2, 0.9, 0.7])
         assert (experience.sources, experience.owners) == ((str(tmp_path / "old"),), (0,) * 5)
@@ -126,7 +126,7 @@ def test_long_studies_are_thinned():
     study = tw.Study(Space(x=Float(0.0, 1.0)), objectives="min loss")
     for x in np.linspace(0.0, 1.0, 700):
         study.tell({"x": x}, loss=x)
-    told = Experience.of(study)
+    told = WarmStart.of(study)
     assert len(told.rows) == 500
     assert [row["x"] for row in told.rows[:100]] == list(np.linspace(0.0, 1.0, 700)[:100])
     assert told.rows[-1]["x"] == 1.0
@@ -134,13 +134,13 @@ def test_long_studies_are_thinned():
 
 def test_values_outside_and_parameters_unknown():
     """A row with a value outside says nothing here; a number need not lie on the new grid."""
-    experience = Experience(
+    experience = WarmStart(
         sources=("runs/old",), owners=(0,) * 4,
         rows=({"x": 0.26, "n": 3}, {"x": 5.0, "n": 1}, {"x": 0.5, "n": 2}, {"x": 0.9, "n": 2, "k": "new"}),
         ranks=((0.1,), (0.3,), (0.6,), (0.9,)),
     )  # fmt: skip
     space = Space(x=Float(0.0, 1.0, step=0.25), n=Choice(1, 2, 3), y=Float(0.0, 1.0, prior=tw.Normal(0.8, 0.01)))
-    recalled = Recalled(experience, space, 0, 1)
+    recalled = WarmStartRows(experience, space, 0, 1)
     values = space.decode(recalled.rows)
     assert [(row["x"], row["n"]) for row in values] == [(0.25, 3), (0.5, 2), (1.0, 2)]
     assert all(0.7 < row["y"] < 0.9 for row in values)
@@ -237,14 +237,14 @@ def test_several_studies_teach_together():
     kept = json.loads(json.dumps(searcher.warm_start.to_json()))
     assert tw.ForestSearcher(warm_start=kept) == searcher
     assert set(searcher.warm_start.owners) == {0, 1}
-    alone = [Experience.of(study) for study in (first, second)]
+    alone = [WarmStart.of(study) for study in (first, second)]
     assert searcher.warm_start.rows == alone[0].rows + alone[1].rows
 
 
 def test_each_study_has_its_share_and_its_own_mark():
     searcher = tw.ForestSearcher(warm_start=[earlier_study(1.0, seed=seed, trials=300) for seed in range(3)])
     assert np.bincount(searcher.warm_start.owners).tolist() == [166, 166, 166]
-    recalled = Recalled(searcher.warm_start, PLANE, 0, 1)
+    recalled = WarmStartRows(searcher.warm_start, PLANE, 0, 1)
     view = SearchView(PLANE, 0)
     play(searcher, view, 5, bowl_of)
     told = view.recalling(recalled.rows, recalled.owners)
@@ -259,7 +259,7 @@ def test_studies_that_contradict_each_other():
     for pair in ([agreeing, opposite], [opposite, agreeing]):
         assert means_of(warm_start=pair) < nothing
     searcher = tw.ForestSearcher(warm_start=[agreeing, opposite])
-    recalled = Recalled(searcher.warm_start, PLANE, 0, 1)
+    recalled = WarmStartRows(searcher.warm_start, PLANE, 0, 1)
     view = SearchView(PLANE, 0)
     play(searcher, view, 3, bowl_of)
     assert recalled.trusted(view).all()

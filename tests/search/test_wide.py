@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.search import DefaultSearcher, QuasiRandomSearcher, SearchView
-from trainwright.search.bayes.wide_searcher import WideSearcher, follow
+from trainwright.search.bayes.wide_searcher import WideSearcher, update_distribution
 from trainwright.space import Choice, Float, Int, Space, greater
 from trainwright.testing.searcher import SearcherConformance, play
 
@@ -38,7 +38,7 @@ def test_the_distribution_moves_to_the_optimum_and_narrows():
     rows = np.empty((0, 10))
     for _ in range(60):
         rows = np.concatenate([rows, mean + deviation * generator.standard_normal((10, 10))])
-        mean, deviation = follow(rows, ((rows - optimum) ** 2).sum(axis=1), 10)
+        mean, deviation = update_distribution(rows, ((rows - optimum) ** 2).sum(axis=1), 10)
     assert np.abs(mean - optimum).max() < 0.02
     assert deviation.max() < 0.03
 
@@ -48,7 +48,9 @@ def test_the_distribution_moves_to_the_optimum_and_narrows():
 def test_only_the_order_of_losses_counts(seed, shift, power):
     generator = np.random.default_rng(seed)
     rows, losses = generator.random((50, 7)), generator.standard_normal(50)
-    for one, other in zip(follow(rows, losses, 9), follow(rows, losses**power + shift, 9), strict=True):
+    for one, other in zip(
+        update_distribution(rows, losses, 9), update_distribution(rows, losses**power + shift, 9), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 

@@ -20,7 +20,7 @@ from trainwright.randomness import rng
 from trainwright.search.bayes.climber import Climber
 from trainwright.search.bayes.gaussian_process import Embedding
 from trainwright.search.bayes.loop import BayesianSearcher, add_penalties, draw_weights, good_rows
-from trainwright.search.bayes.targets import standardise, thin
+from trainwright.search.bayes.targets import standardise_losses, thin_rows
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
 from trainwright.space import Space
@@ -93,8 +93,11 @@ class BoTorchSearcher(BayesianSearcher):
     def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
         """Choose one after the other; those before count as tried, with results that the model has to guess."""
         embedding = Embedding(view.space, fidelity=view.partial)
-        places = thin(view, view.count, self.max_rows)
-        pairs = [standardise(column, bound) for column, bound in zip(view.outcomes[places].T, view.bounds, strict=True)]
+        places = thin_rows(view, view.count, self.max_rows)
+        pairs = [
+            standardise_losses(column, bound)
+            for column, bound in zip(view.outcomes[places].T, view.bounds, strict=True)
+        ]
         targets, bounds = np.stack([y for y, _ in pairs]), np.array([bound for _, bound in pairs])
         weights = draw_weights(rng(view.seed, "weights", numbers[0]), view.objectives)
         order = np.argsort(weights @ add_penalties(targets, view.objectives, bounds), kind="stable")

@@ -37,16 +37,16 @@ class DefaultSearcher:
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number."""
-        return _searcher(view, numbers).ask(view, numbers)
+        return _pick_searcher(view, numbers).ask(view, numbers)
 
     def learn(self, view: SearchView) -> None:
         """Let the forest learn, if it makes the next proposal."""
-        searcher = _searcher(view, [1])  # an odd number: where the two take turns the forest is asked
+        searcher = _pick_searcher(view, [1])  # an odd number: where the two take turns the forest is asked
         if isinstance(searcher, ForestSearcher):
             searcher.learn(view)
 
 
-def _searcher(view: SearchView, numbers: Sequence[int]) -> GaussianProcessSearcher | ForestSearcher | WideSearcher:
+def _pick_searcher(view: SearchView, numbers: Sequence[int]) -> GaussianProcessSearcher | ForestSearcher | WideSearcher:
     """Return who is asked for some more trials."""
     few = view.count + len(view.pending) + len(numbers) <= _TRIALS
     if len(view.bounds) > 1:

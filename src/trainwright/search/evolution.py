@@ -53,9 +53,9 @@ class EvolutionSearcher(Settings, error=SearchError):
         youngest = np.argsort(view.numbers[results])[-self.population :]
         parents = results[youngest] if len(results) >= first else results[:0]
         taken: set[bytes] = set()
-        return [self._one(view, parents, number, taken) for number in numbers]
+        return [self._mutate_winner(view, parents, number, taken) for number in numbers]
 
-    def _one(self, view: SearchView, parents: Places, number: int, taken: set[bytes]) -> Configuration:
+    def _mutate_winner(self, view: SearchView, parents: Places, number: int, taken: set[bytes]) -> Configuration:
         opened = propose_default(view, number, taken, searcher="evolution")
         if opened is not None:
             return opened
@@ -68,7 +68,7 @@ class EvolutionSearcher(Settings, error=SearchError):
         parent = drawn[np.lexsort((view.losses[drawn, 0], broken))[0]]
         # Most mutants are new; in a nearly exhausted neighbourhood a few broods are tried before chance.
         for _ in range(_TRIES):
-            rows = _mutants(view, generator, view.rows[parent])
+            rows = _mutate_parent(view, generator, view.rows[parent])
             for row, key in zip(rows, view.space.row_keys(rows), strict=True):
                 if key not in view.tried and key not in taken:
                     taken.add(key)
@@ -76,7 +76,7 @@ class EvolutionSearcher(Settings, error=SearchError):
         return propose(view, draw_new(view, number, taken, "last"), number, searcher="evolution")
 
 
-def _mutants(view: SearchView, generator: np.random.Generator, parent: Array) -> Array:
+def _mutate_parent(view: SearchView, generator: np.random.Generator, parent: Array) -> Array:
     """Return legal rows that differ from `parent` in one active column and in what that brings to life."""
     space = view.space
     active = np.flatnonzero(~np.isnan(parent))

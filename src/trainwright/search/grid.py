@@ -33,7 +33,7 @@ class GridSearcher(Settings, error=SearchError):
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return the grid point of each number; the grid is made once per study."""
-        rows, keys = self._grid(view)
+        rows, keys = self._cached_grid(view)
         taken: set[bytes] = set()
         proposals = []
         for number in numbers:
@@ -46,13 +46,13 @@ class GridSearcher(Settings, error=SearchError):
             proposals.append(propose(view, rows[index], number, searcher="grid"))
         return proposals
 
-    def _grid(self, view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
+    def _cached_grid(self, view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
         known = view.memo.get(self)
         if known is None:
-            known = view.memo[self] = self._make(view)
+            known = view.memo[self] = self._make_grid(view)
         return cast(tuple[NDArray[np.float64], list[bytes]], known)
 
-    def _make(self, view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
+    def _make_grid(self, view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
         space = view.space
         # A finite space is listed whole, each legal point once.
         if space.size is not None and space.size <= _MOST:

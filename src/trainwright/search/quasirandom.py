@@ -1,4 +1,4 @@
-"""Random search, drawn from the priors, and quasi-random search by a scrambled low-discrepancy (Sobol) sequence."""
+"""Random search, drawn from the priors, and quasi-random search by a scrambled low-discrepancy (Halton) sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def draw_spread(view: SearchView, number: int, taken: set[bytes]) -> NDArray[np.
     space = view.space
     if space.dimension:
         # Through the priors: an even point of the cube becomes a likely one of the space.
-        row = space.settle(space.quantile(_point(view, number)[None, :]))
+        row = space.settle(space.quantile(_halton_point(view, number)[None, :]))
         key = space.row_keys(row)[0]
         if space.legal(row)[0] and key not in view.tried and key not in taken:
             taken.add(key)
@@ -62,17 +62,17 @@ def from_the_middle(view: SearchView, number: int, count: int) -> int:
     order = view.memo.get(("middle", count))
     if not isinstance(order, np.ndarray):
         numeric = [column.kind == "unit" for column in view.space.columns]
-        distance = ((_engine(view).random(count)[:, numeric] - 0.5) ** 2).sum(axis=1)
+        distance = ((_halton_engine(view).random(count)[:, numeric] - 0.5) ** 2).sum(axis=1)
         order = view.memo["middle", count] = np.argsort(distance, kind="stable")
     return int(order[number])
 
 
-def _point(view: SearchView, number: int) -> NDArray[np.float64]:
+def _halton_point(view: SearchView, number: int) -> NDArray[np.float64]:
     # Blocks may be entered anywhere, so that no worker has to draw the points before its own.
     block, place = divmod(number, _BLOCK)
     known = view.memo.get("spread")
     if not isinstance(known, tuple) or known[0] != block:
-        engine = _engine(view)
+        engine = _halton_engine(view)
         if block:  # scipy refuses to go forward by nothing
             engine.fast_forward(block * _BLOCK)
         known = block, engine.random(_BLOCK)
@@ -81,7 +81,7 @@ def _point(view: SearchView, number: int) -> NDArray[np.float64]:
     return point
 
 
-def _engine(view: SearchView) -> Any:
+def _halton_engine(view: SearchView) -> Any:
     from scipy.stats import qmc
 
     return qmc.Halton(view.space.dimension, scramble=True, seed=int(rng(view.seed, "spread", 0).integers(2**63)))

@@ -20,7 +20,7 @@ from trainwright.randomness import rng
 from trainwright.search.view import SearchView
 from trainwright.space import Choice, Space
 
-__all__ = ["Earlier", "EarlierStudy", "Experience", "Recalled"]
+__all__ = ["Earlier", "EarlierStudy", "WarmStart", "WarmStartRows"]
 
 Array = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ class EarlierStudy(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Experience:
+class WarmStart:
     """Configurations of earlier studies and how they ranked there, as plain data that a ledger can keep."""
 
     sources: tuple[str, ...]
@@ -121,7 +121,7 @@ class Experience:
         }
 
 
-Earlier = EarlierStudy | Experience | Mapping[str, Any] | str | Path
+Earlier = EarlierStudy | WarmStart | Mapping[str, Any] | str | Path
 
 
 def _ranked(state: State) -> tuple[list[Mapping[str, Any]], Array, int]:
@@ -157,10 +157,10 @@ def _choose_rows(ranks: Array, most: int) -> NDArray[np.intp]:
     return np.sort(np.concatenate([chosen, rest[np.unique(places)]]))
 
 
-class Recalled:
-    """Experience as rows of one space, which some of its parameters are shared with."""
+class WarmStartRows:
+    """Earlier experience as rows of one space, which some of its parameters are shared with."""
 
-    def __init__(self, experience: Experience, space: Space, seed: int, objectives: int) -> None:
+    def __init__(self, experience: WarmStart, space: Space, seed: int, objectives: int) -> None:
         ranks, owners = np.array(experience.ranks), np.array(experience.owners)
         if ranks.shape[1] != objectives:
             raise SearchError(

@@ -23,7 +23,7 @@ from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, find_new, good_rows, least_places
 from trainwright.search.searcher import propose
-from trainwright.search.transfer import Earlier, Experience, Recalled
+from trainwright.search.transfer import Earlier, WarmStart, WarmStartRows
 from trainwright.search.view import SearchView
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
@@ -96,7 +96,7 @@ class ForestSearcher(BayesianSearcher):
             )
         # Earlier studies are read once, so that later results of theirs change nothing here.
         if self.warm_start is not None:
-            object.__setattr__(self, "warm_start", Experience.of(self.warm_start))
+            object.__setattr__(self, "warm_start", WarmStart.of(self.warm_start))
 
     def learn(self, view: SearchView) -> None:
         """Grow the forest by new results: the next proposal then costs less, and is the same."""
@@ -152,19 +152,19 @@ class ForestSearcher(BayesianSearcher):
                 return propose(view, best[0], number, searcher=self.name, design="recalled")
         return BayesianSearcher.propose_design(self, view, number, taken)
 
-    def _recall(self, view: SearchView) -> Recalled | None:
+    def _recall(self, view: SearchView) -> WarmStartRows | None:
         if self.warm_start is None:
             return None
         recalled = view.memo.get(("recalled", self))
-        if not isinstance(recalled, Recalled):
-            experience = cast(Experience, self.warm_start)
-            recalled = Recalled(experience, view.space, view.seed, view.objectives)
+        if not isinstance(recalled, WarmStartRows):
+            experience = cast(WarmStart, self.warm_start)
+            recalled = WarmStartRows(experience, view.space, view.seed, view.objectives)
             view.memo["recalled", self] = recalled
         return recalled
 
     def _count_opening(self, view: SearchView) -> int:
         """Return how many trials begin with the best of earlier studies."""
-        studies = len(cast(Experience, self.warm_start).sources)
+        studies = len(cast(WarmStart, self.warm_start).sources)
         return min(studies, max(1, self._count_initial(view)))
 
     def _grow(self, view: SearchView) -> _Grown:

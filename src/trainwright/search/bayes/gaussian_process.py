@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainwright.space import Space
 
-__all__ = ["Embedding", "Hyperparameters", "Posterior", "correlation", "fit", "loss_of"]
+__all__ = ["Embedding", "Hyperparameters", "Posterior", "correlation", "fit_hyperparameters", "negative_log_posterior"]
 
 Array = NDArray[np.float64]
 
@@ -94,7 +94,7 @@ def correlation(squares: Array) -> tuple[Array, Array]:
     return r, slopes
 
 
-def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> tuple[float, Array]:
+def negative_log_posterior(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> tuple[float, Array]:
     """Return minus the log marginal likelihood and log prior of theta = [ln l, ln s, ln noise], and its gradient."""
     from scipy.linalg import lapack
 
@@ -131,7 +131,7 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     return loss + 0.5 * float(offset @ offset), gradient + offset / deviation
 
 
-def fit(
+def fit_hyperparameters(
     points: Array,
     owners: NDArray[np.intp],
     y: Array,
@@ -154,7 +154,7 @@ def fit(
 
     def descend(start: Array, steps: int) -> tuple[float, Array]:
         found = minimize(
-            loss_of, start, args=(points, owners, y), jac=True, method="L-BFGS-B", bounds=bounds,
+            negative_log_posterior, start, args=(points, owners, y), jac=True, method="L-BFGS-B", bounds=bounds,
             options={"maxiter": steps},
         )  # fmt: skip
         return float(found.fun), found.x

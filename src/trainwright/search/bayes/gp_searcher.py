@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
-from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit
-from trainwright.search.bayes.improvement import Improvement
+from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit_hyperparameters
+from trainwright.search.bayes.improvement import ExpectedImprovement
 from trainwright.search.bayes.loop import BayesianSearcher, draw_weights, good_rows
 from trainwright.search.bayes.survival import make_survival
-from trainwright.search.bayes.targets import make_targets, thin
+from trainwright.search.bayes.targets import make_targets, thin_rows
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
@@ -70,11 +70,11 @@ class GaussianProcessSearcher(BayesianSearcher):
         proposals = []
         for trial in numbers:
             [row] = self._choose(view, improvement, [trial], view.tried, taken)
-            improvement.believe(row[None, :])
+            improvement.believe_pending(row[None, :])
             proposals.append(propose(view, row, trial, searcher=self.name, **mix))
         return proposals
 
-    def acquire(self, view: SearchView, weights: Array) -> Improvement:
+    def acquire(self, view: SearchView, weights: Array) -> ExpectedImprovement:
         """Return the acquisition function of what a view shows, for a weighted sum of its objectives."""
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
@@ -86,7 +86,7 @@ class GaussianProcessSearcher(BayesianSearcher):
         if view.partial and view.objectives == 1:
             factors.append(make_survival(view, embedding, posteriors[0], targets[0], places))
         given = [factor for factor in factors if factor is not None]
-        improvement = Improvement(
+        improvement = ExpectedImprovement(
             view.space,
             embedding,
             posteriors[:outcomes],
@@ -96,7 +96,7 @@ class GaussianProcessSearcher(BayesianSearcher):
             factors=given,
         )
         # Pending trials count at their posterior mean, so that no proposal crowds them.
-        improvement.believe(view.pending)
+        improvement.believe_pending(view.pending)
         improvement.good = good_rows(view, places[improvement.order])
         return improvement
 
@@ -110,7 +110,7 @@ class GaussianProcessSearcher(BayesianSearcher):
         if known is None or known.state != state:
             known = None
             # What comes until the next fit needs room too.
-            first = thin(view, size, self.max_rows - (later - 1 - size if later - 1 > self.max_rows else 0))
+            first = thin_rows(view, size, self.max_rows - (later - 1 - size if later - 1 > self.max_rows else 0))
         else:
             first = known.first
         places = np.concatenate([first, np.arange(size, view.count)])
@@ -120,7 +120,7 @@ class GaussianProcessSearcher(BayesianSearcher):
             y, _ = self._make_targets(view, first)
             generators = [rng(view.seed, "fit", size, j) for j in range(len(y))]
             begun = points[: len(first)]
-            fitted = [fit(begun, embedding.owners, y[j], generator) for j, generator in enumerate(generators)]
+            fitted = [fit_hyperparameters(begun, embedding.owners, y[j], source) for j, source in enumerate(generators)]
             posteriors = [Posterior.of(found, begun, embedding.owners) for found in fitted]
         else:
             posteriors = known.posteriors

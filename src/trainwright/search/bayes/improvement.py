@@ -17,7 +17,7 @@ from trainwright.search.bayes.climber import Climber
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior
 from trainwright.space import Space
 
-__all__ = ["Improvement", "log_h"]
+__all__ = ["ExpectedImprovement", "log_h"]
 
 Array = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ _BEYOND = 0.3  # of the front's range: where the ideal point lies beyond the lea
 _NODES, _NEAR, _WIDE = 32, 1e-3, 5.0  # of the integral: their number, the first and the last in deviations
 
 
-class Improvement(Climber):
+class ExpectedImprovement(Climber):
     """The acquisition of one ask: posteriors of objectives and constraints, their targets, and rows believed in.
 
     `weights` [objectives] make one figure of the objectives, `bounds` [objectives and constraints] (inf = none) are on
@@ -77,10 +77,11 @@ class Improvement(Climber):
         self._margin = _MARGIN * float((self._weights * noise[: self._objectives] ** 0.5).max())
         self._best = float(figures[over <= 0.0].min()) - self._margin if self._legal else np.inf
 
-    def believe(self, rows: Array) -> None:
-        """Take pending points as told at their posterior mean (kriging believer): only the deviation falls.
+    def believe_pending(self, rows: Array) -> None:
+        """Take pending points as told at their posterior mean (kriging believer, no constant liar).
 
-        They are believed without noise, or a noisy study would propose the same place until a result is back.
+        Only the deviation falls. They are believed without noise, or a noisy study would propose the same place until a
+        result is back.
         """
         if len(rows):
             points = self._embedding(rows)
@@ -133,7 +134,7 @@ class Improvement(Climber):
         value, by_mean, by_deviation = np.zeros(means.shape[1]), np.zeros_like(means), np.zeros_like(means)
         # Where nothing is legal yet, whatever is counts alike.
         if self._legal:
-            improve = _improve_one if m == 1 else self._improve_several
+            improve = _log_expected_improvement if m == 1 else self._log_improvement_of_several
             value, by_mean[:m], by_deviation[:m] = improve(self._best, means[:m], deviations[:m])
         for j in self._limited.tolist():
             u = (self._bounds[j] - means[j]) / deviations[j]
@@ -144,7 +145,7 @@ class Improvement(Climber):
             by_deviation[j] -= rise * u
         return value, by_mean, 0.5 * by_deviation / deviations
 
-    def _improve_several(self, best: float, means: Array, deviations: Array) -> tuple[Array, Array, Array]:
+    def _log_improvement_of_several(self, best: float, means: Array, deviations: Array) -> tuple[Array, Array, Array]:
         """Return the logarithm of the expected improvement of the greatest distance, and its slopes.
 
         E max(0, best - g) is the integral of P(g <= best - s) over s > 0; with independent objectives P is a product.
@@ -174,7 +175,7 @@ class Improvement(Climber):
         return np.stack([mean for mean, _ in told]), np.stack([variance for _, variance in told])
 
 
-def _improve_one(best: float, means: Array, deviations: Array) -> tuple[Array, Array, Array]:
+def _log_expected_improvement(best: float, means: Array, deviations: Array) -> tuple[Array, Array, Array]:
     """Return log EI, and its slopes by mean and deviation, each with one row."""
     from scipy.special import log_ndtr
 

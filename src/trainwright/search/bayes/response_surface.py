@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
-from trainwright.search.bayes.gaussian_process import Embedding, Hyperparameters, Posterior, fit
+from trainwright.search.bayes.gaussian_process import Embedding, Hyperparameters, Posterior, fit_hyperparameters
 from trainwright.space import Space
 
 __all__ = ["ResponseSurface"]
@@ -54,7 +54,7 @@ class ResponseSurface:
             variance, residual = _fit_trend(terms, target)
         # The process is fitted to what the trend leaves; both together then explain the targets.
         self._scale = float(residual.std()) or 1.0
-        self.hyperparameters = fit(points, owners, residual / self._scale, generator, like=like)
+        self.hyperparameters = fit_hyperparameters(points, owners, residual / self._scale, generator, like=like)
         self._posterior = Posterior.of(self.hyperparameters, points, owners)
         covariance = self._scale**2 * (self._posterior.factor @ self._posterior.factor.T)
         inverse = np.linalg.inv(covariance + variance * (terms @ terms.T))

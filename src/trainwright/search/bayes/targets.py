@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from trainwright.search.view import SearchView
 
-__all__ = ["make_targets", "standardise", "thin"]
+__all__ = ["make_targets", "standardise_losses", "thin_rows"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -17,11 +17,11 @@ _BEST = 0.5  # of the rows that a crowded rung may keep: the best
 
 def make_targets(losses: Array, bounds: Array) -> tuple[Array, Array]:
     """Return targets [outcomes, rows] of losses [rows, outcomes], and the bounds [outcomes] on their scale."""
-    pairs = [standardise(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
+    pairs = [standardise_losses(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
     return np.stack([y for y, _ in pairs]), np.array([bound for _, bound in pairs])
 
 
-def standardise(losses: Array, bound: float) -> tuple[Array, float]:
+def standardise_losses(losses: Array, bound: float) -> tuple[Array, float]:
     """Return losses as targets of mean 0 and deviation 1, nearly normal, and a bound on their scale.
 
     Losses are clipped far outside their quartiles, then bent by Yeo and Johnson's power (Biometrika 87, 2000) of
@@ -60,7 +60,7 @@ def _bent(values: Array) -> Array:
     return found
 
 
-def thin(view: SearchView, count: int, most: int) -> Places:
+def thin_rows(view: SearchView, count: int, most: int) -> Places:
     """Return the places of at most so many of the first `count` rows, in their order.
 
     From the highest rung down all rows are kept; of the first rung that is too crowded the best and an even sample of

@@ -21,7 +21,7 @@ from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
-__all__ = ["WideSearcher", "follow"]
+__all__ = ["WideSearcher", "update_distribution"]
 
 Array = NDArray[np.float64]
 
@@ -67,12 +67,12 @@ class WideSearcher:
                 found.append(opened)
                 continue
             chosen = process if number % 2 else None
-            rows = _draw(view, normal, number, _DRAWS if chosen else _FEW)
+            rows = _draw_candidates(view, normal, number, _DRAWS if chosen else _FEW)
             scores = chosen.score(chosen.predict(rows), 0.0) if chosen else np.arange(len(rows), dtype=np.float64)
             place = find_new(view, rows, scores, view.tried, taken)
             row = rows[place] if place is not None else draw_new(view, number, taken, "last")
             if process is not None:
-                process.believe(row[None, :])
+                process.believe_pending(row[None, :])
             found.append(propose(view, row, number, searcher=self.name, by="gp" if chosen else "cma-es"))
         return found
 
@@ -89,12 +89,12 @@ def _distribution(view: SearchView, generation: int) -> _Normal:
     by_trial = order[np.unique(view.numbers[order], return_index=True)[1]]
     rows = view.rows[by_trial]
     numeric = np.array([column.kind != "choice" for column in view.space.columns])
-    mean, deviation = follow(np.where(numeric, rows, np.nan), ranks[by_trial], generation)
+    mean, deviation = update_distribution(np.where(numeric, rows, np.nan), ranks[by_trial], generation)
     best = by_trial[np.argsort(ranks[by_trial], kind="stable")[: generation // 2]]
     return _Normal(mean, deviation, view.rows[best])
 
 
-def _draw(view: SearchView, normal: _Normal, number: int, count: int) -> Array:
+def _draw_candidates(view: SearchView, normal: _Normal, number: int, count: int) -> Array:
     """Return about so many legal rows of the distribution."""
     generator = rng(view.seed, "cma-es", number)
     drawn = normal.mean + normal.deviation * generator.standard_normal((count, len(normal.mean)))
@@ -112,7 +112,7 @@ def _draw(view: SearchView, normal: _Normal, number: int, count: int) -> Array:
     return make_legal(view.space, drawn, generator)
 
 
-def follow(rows: Array, losses: Array, generation: int) -> tuple[Array, Array]:
+def update_distribution(rows: Array, losses: Array, generation: int) -> tuple[Array, Array]:
     """Return mean and deviation [columns] after whole generations of told rows [trials, columns] in the unit cube.
 
     What is NaN in a row counts as the mean.
