@@ -12,7 +12,7 @@ import numpy as np
 
 from trainwright.engine import Engine, Local, TrainFunction
 from trainwright.engine.function_reference import script_boundary
-from trainwright.errors import InputError, ObjectiveError, StudyError, TrialError
+from trainwright.errors import ObjectiveError, StudyError, TrainwrightError, TrialError
 from trainwright.ledger import Ledger, TrialState, facts
 from trainwright.ledger.objectives import Outcome, parse_constraints, parse_objectives, refusal
 from trainwright.ledger.opening import is_url
@@ -22,7 +22,6 @@ from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
-from trainwright.study.driver.failures import StudyFailed
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
 from trainwright.study.notes import JobNote, Searching
@@ -259,7 +258,7 @@ class Study(Simulating):
             self.work(
                 train, budget, searcher=chosen, scheduler=Scheduler.of(scheduler), engine=engine, progress=progress
             )
-        except (InputError, StudyFailed) as failed:
+        except TrainwrightError as failed:
             # The sentence says what is wrong and where; our frames between would only hide it.
             raise failed.with_traceback(None) from None
 
