@@ -85,6 +85,8 @@ class TestPredict:
             found.predict([[1.0, 2.0, 3.0]])
         with pytest.raises(EnsembleError, match=r"got shape \(0, 3\); allowed: a batch of at least one row"):
             found.predict(x["test"][:0])
+        with pytest.raises(EnsembleError, match=r"trial \d refuses x of shape \(\d+, 2\) \(.*Error: .*sample was"):
+            found.predict(x["test"][:, :2])
         with pytest.raises(EnsembleError, match="batch_rows: got 0"):
             found.predict(x["test"], batch_rows=0)
         with pytest.raises(EnsembleError, match=r"row 1 of trial \d is not finite"):

@@ -14,7 +14,7 @@ from trainwright.ensemble.library.cost import unwrap
 from trainwright.ensemble.library.member import WEIGHTS_FILE, Member
 from trainwright.ensemble.library.predictions import ALLOWED, find_fault
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError, ExportError, MissingExtra
+from trainwright.errors import EnsembleError, ExportError, MissingExtra, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +50,17 @@ def predict_member(
     if batch.is_floating_point() and first is not None:
         batch = batch.to(first.dtype)  # numpy's float64 is hardly ever the network's
     network.to(device)
-    with torch.no_grad():
-        parts = [apply_link(network(part.to(device)), member.link).cpu() for part in batch.split(batch_rows)]
+    try:
+        with torch.no_grad():
+            parts = [apply_link(network(part.to(device)), member.link).cpu() for part in batch.split(batch_rows)]
+    except EnsembleError:
+        raise
+    except Exception as refused:
+        sample = "" if member.input_shape is None else f"; the shape of its sample was {('N', *member.input_shape)}"
+        why = f"{type(refused).__name__}: {first_line(refused)}"
+        raise EnsembleError(
+            f"Ensemble.predict: trial {member.trial} refuses x of shape {tuple(x.shape)} ({why}){sample}"
+        ) from refused
     return check_outputs(shape_outputs(torch.cat(parts).double().numpy(), member.output), member)
 
 
