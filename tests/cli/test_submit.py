@@ -151,7 +151,7 @@ def test_status_of_jobs(site):
     [
         ("slurm", ["#SBATCH --nodes=2", "#SBATCH --gpus-per-node=4", "#SBATCH --time=90", "#SBATCH --qos=long"]),
         ("pbs", ["#PBS -l select=2:ncpus=16:ngpus=4:mpiprocs=2", "#PBS -l walltime=01:30:00", "#PBS --qos=long"]),
-        ("lsf", ["#BSUB -n 4", '#BSUB -R "span[ptile=2]"', "#BSUB -W 01:30"]),
+        ("lsf", ["#BSUB -n 4", '#BSUB -R "span[ptile=2] affinity[core(8)]"', "#BSUB -W 01:30"]),
         ("flux", ["#flux: --nodes=2", "#flux: --time-limit=90m"]),
     ],
 )
@@ -166,7 +166,7 @@ def test_scripts(site, system, lines):
     assert set(lines) <= set(script.splitlines())
     assert "\nmodule load cuda\n" in script
     assert f"apptainer exec --nv image.sif trainwright worker {file}" in script
-    assert ("--wall-seconds 5400" in script) == (system != "slurm")
+    assert ("--wall-seconds $((5400 - SECONDS))" in script) == (system != "slurm")
     assert subprocess.run(["/bin/bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert not (site / "study").exists()
 

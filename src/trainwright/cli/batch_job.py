@@ -113,9 +113,8 @@ def make_script(job: Job, file: Path, folder: Path) -> str:
     options = [] if job.workers is None else ["--workers", str(job.workers)]
     options += ["--gang", str(job.gang)] if job.gang > 1 else []
     worker = ["trainwright", "worker", str(file), *options, "--grace", f"{job.grace_seconds:g}", "--quiet"]
-    # Where no end is known the worker leaves by its own clock; Slurm tells it.
-    if job.system != "slurm":
-        worker += ["--wall-seconds", str(60 * job.minutes)]
+    # Where no end is known the worker leaves by its own clock, which starts later than the job's; Slurm tells it.
+    clock = "" if job.system == "slurm" else f" --wall-seconds $(({60 * job.minutes} - SECONDS))"
     if job.container is not None:
         gpus = ["--nv"] if job.gpus_per_node else []
         worker = ["apptainer", "exec", *gpus, job.container, *worker]
@@ -129,7 +128,7 @@ def make_script(job: Job, file: Path, folder: Path) -> str:
         successor=system.successor.format(script=script),
         folder=shlex.quote(str(folder)),
         launch=system.launch.format(**marks),
-        worker=shlex.join(worker),
+        worker=shlex.join(worker) + clock,
         cancel=system.cancel,
     )
 

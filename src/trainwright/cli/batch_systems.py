@@ -75,10 +75,11 @@ def _pbs(job: "Job", folder: str) -> list[str]:
 
 
 def _lsf(job: "Job", folder: str) -> list[str]:
+    cores = f" affinity[core({job.cores_per_task})]" if job.cores_per_task else ""
     options = {
         "-J ": job.name,
         "-n ": job.nodes * job.tasks_per_node,
-        "-R ": f'"span[ptile={job.tasks_per_node}]"',
+        "-R ": f'"span[ptile={job.tasks_per_node}]{cores}"',
         "-gpu ": job.gpus_per_node and f'"num={job.gpus_per_node}"',
         "-W ": f"{job.minutes // 60:02d}:{job.minutes % 60:02d}",
         "-P ": job.account,
@@ -110,7 +111,8 @@ SYSTEMS: Mapping[str, BatchSystem] = {
         submit="sbatch --parsable {script}",
         successor='sbatch --parsable --dependency="afterany:$SLURM_JOB_ID" {script}',
         cancel="scancel",
-        launch="srun --kill-on-bad-exit=0",
+        # From 22.05 on a step does not take the job's processors by itself.
+        launch="srun --kill-on-bad-exit=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}",
         restarts="${SLURM_RESTART_COUNT:-0}",
     ),
     "pbs": BatchSystem(
@@ -136,6 +138,6 @@ SYSTEMS: Mapping[str, BatchSystem] = {
         submit="flux batch {script}",
         successor='flux --parent batch --dependency="afterany:$(flux getattr jobid)" {script}',
         cancel="flux --parent cancel",
-        launch="flux run --nodes={nodes} --ntasks={tasks}",
+        launch="flux run --exclusive --nodes={nodes} --ntasks={tasks}",
     ),
 }
