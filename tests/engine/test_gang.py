@@ -165,11 +165,11 @@ def test_ports_are_none_of_outgoing_connections():
 
 
 def test_a_group_needs_torch(monkeypatch):
-    from trainwright.train.group import join
+    from trainwright.train.group import join_process_group
 
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed", None)
     with pytest.raises(MissingExtra, match=r'a trial on several devices needs torch: pip install "\.\[torch\]"'):
-        join(Assignment(trial=0, lease=1, params={}, seed=0, world_size=2), None, gpu=False)
+        join_process_group(Assignment(trial=0, lease=1, params={}, seed=0, world_size=2), None, gpu=False)
 
 
 def kill(handler, whom):

@@ -14,8 +14,8 @@ from trainwright.errors import TrialError
 from trainwright.train import Loader, Trial
 from trainwright.train.assignment import Assignment
 from trainwright.train.batch_slicing import samples_in, slice_batch
-from trainwright.train.batching import Batching, BatchStep, Rescaling, portion
-from trainwright.train.loader_sharding import batches_of
+from trainwright.train.batching import Batching, BatchStep, LearningRateRescaling, rank_share
+from trainwright.train.loader_sharding import shard_batches
 from trainwright.train.run import Run
 
 counts = st.integers(1, 64)
@@ -25,7 +25,7 @@ class TestPortions:
     @given(count=counts, world=counts)
     def test_each_sample_is_one_rank_s(self, count, world):
         """In order, none more than one larger than another, rank 0 never without."""
-        parts = [portion(count, rank, world) for rank in range(world)]
+        parts = [rank_share(count, rank, world) for rank in range(world)]
         assert list(itertools.chain(*parts)) == list(range(count))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
         assert parts[0]
@@ -132,14 +132,14 @@ class TestRescaling:
     )
     def test_continuous_where_it_grows_and_never_over_its_aim(self, moves, length, rule):
         """Through any sequence of batches, steps, and restarts from a checkpoint, with nothing compounded."""
-        rate = Rescaling(optimizer=None, rule=rule)
+        rate = LearningRateRescaling(optimizer=None, rule=rule)
         for ratio, steps, restarts in moves:
             target = ratio if rule == "linear" else sqrt(ratio)
             if restarts:
-                state, rate = rate.state_dict(), Rescaling(optimizer=None, rule=rule)
+                state, rate = rate.state_dict(), LearningRateRescaling(optimizer=None, rule=rule)
                 rate.load_state_dict(state)
             before = rate.scale
-            rate.rescale(ratio, length)
+            rate.rescale_lr(ratio, length)
             assert abs(rate.scale - min(before, target)) <= 1e-12
             seen = [rate.scale]
             for _ in range(steps):
@@ -154,8 +154,8 @@ class TestRescaling:
     )
     def test_the_factor_of_the_warm_up(self, ratio, rule, first):
         """SGD twice: 0.5; SGD four times: 0.25; Adam twice: 0.71 (of what it will be)."""
-        rate = Rescaling(optimizer=None, rule=rule, warmup_steps=10)
-        rate.rescale(ratio, epoch_steps=99)
+        rate = LearningRateRescaling(optimizer=None, rule=rule, warmup_steps=10)
+        rate.rescale_lr(ratio, epoch_steps=99)
         assert rate.scale / rate.target == pytest.approx(first)
         rate.step = 5
         assert rate.scale / rate.target == pytest.approx(first + (1 - first) / 2)
@@ -169,7 +169,7 @@ class TestRescaling:
         run = Run(
             a_trial(), model, optimizer, [0], loss=lambda model, _: model(torch.ones(1, 2)).sum(), schedule=schedule
         )
-        run._rate.rescale(2.0, epoch_steps=2)
+        run._rate.rescale_lr(2.0, epoch_steps=2)
         used = []
         for _ in range(3):
             run.step(None)
@@ -184,19 +184,19 @@ class TestRescaling:
     )
     def test_rules_by_optimizer(self, name, factor):
         kind = globals().get(name) or getattr(torch.optim, name)
-        rate = Rescaling(optimizer=kind(nn.Linear(1, 1).parameters(), lr=0.1), warmup_steps=0)
-        rate.rescale(4.0, epoch_steps=9)
+        rate = LearningRateRescaling(optimizer=kind(nn.Linear(1, 1).parameters(), lr=0.1), warmup_steps=0)
+        rate.rescale_lr(4.0, epoch_steps=9)
         assert rate.scale == factor
 
     def test_bad_input(self):
-        rate = Rescaling(optimizer=torch.optim.LBFGS(nn.Linear(1, 1).parameters()))
-        rate.rescale(1.0, epoch_steps=9)
+        rate = LearningRateRescaling(optimizer=torch.optim.LBFGS(nn.Linear(1, 1).parameters()))
+        rate.rescale_lr(1.0, epoch_steps=9)
         with pytest.raises(TrialError, match="'auto' knows no rule for LBFGS when the batch changes; give 'linear'"):
-            rate.rescale(2.0, epoch_steps=9)
+            rate.rescale_lr(2.0, epoch_steps=9)
         with pytest.raises(TrialError, match="learning_rate: got 'square'; allowed: 'auto', 'linear', 'sqrt', 'ada"):
-            Rescaling(optimizer=None, rule="square")
+            LearningRateRescaling(optimizer=None, rule="square")
         with pytest.raises(TrialError, match="warmup_steps: got -1; allowed: a whole number >= 0, or None"):
-            Rescaling(optimizer=None, warmup_steps=-1)
+            LearningRateRescaling(optimizer=None, warmup_steps=-1)
 
 
 @st.composite
@@ -298,7 +298,7 @@ class TestPrepare:
     )  # fmt: skip
     def test_a_loader_that_cannot_be_shared(self, loader, sentence):
         with pytest.raises(TrialError) as caught:
-            batches_of(loader, rank=0, world=2, ranks=2)
+            shard_batches(loader, rank=0, world=2, ranks=2)
         assert str(caught.value) == sentence
 
     @pytest.mark.parametrize(

@@ -85,19 +85,19 @@ def test_batch_size_is_that_of_one_process(world):
 @pytest.mark.parametrize("kind", [DataLoader, Loader])
 def test_a_trial_shares_it_among_its_ranks(kind):
     """A batch size means the same in a loader of either kind: what all ranks of the trial take at a step."""
-    from trainwright.train.loader_sharding import batches_of
+    from trainwright.train.loader_sharding import shard_batches
 
-    _, size = batches_of(kind(data(), batch_size=4, shuffle=True), rank=1, world=2)
+    _, size = shard_batches(kind(data(), batch_size=4, shuffle=True), rank=1, world=2)
     assert size == 4
 
 
 def test_a_trial_shares_one_made_among_ranks():
-    from trainwright.train.loader_sharding import batches_of
+    from trainwright.train.loader_sharding import shard_batches
 
     trial = Trial(Assignment(trial=1, lease=1, params={}, seed=3), channel=None)
     made = Loader(data(), batch_size=4, trial=trial, rank=0, world_size=2)
     assert made.global_batch == 8
-    batches, size = batches_of(made, rank=0, world=2)
+    batches, size = shard_batches(made, rank=0, world=2)
     batches.arrange(size)
     assert (size, made.state_dict()["global_batch"]) == (4, 4)
     assert [len(batch) for (batch,) in batches] == [2] * 5 + [1]

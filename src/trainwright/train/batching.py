@@ -18,7 +18,7 @@ from trainwright.validators import Validator, check, integer, one_of, optional
 if TYPE_CHECKING:
     from trainwright.train.gradient_noise import GradientNoise
 
-__all__ = ["BatchRule", "BatchStep", "Batching", "RateRule", "Rescaling", "portion"]
+__all__ = ["BatchRule", "BatchStep", "Batching", "LearningRateRescaling", "RateRule", "rank_share"]
 
 
 BatchRule = Literal["constant", "grow", "goodput"] | Sequence[tuple[int, int]]
@@ -98,7 +98,7 @@ class Batching:
         return next((batch for first, batch in reversed(self.rule) if first <= epoch), self.reference)
 
 
-def portion(count: int, rank: int, world: int) -> range:
+def rank_share(count: int, rank: int, world: int) -> range:
     """Return which of `count` samples are a rank's: a run of them; the first ranks have one more if it is uneven."""
     # Both ends are rounded up in the same way, so that each part begins where the one before ends.
     return range(-(-count * rank // world), -(-count * (rank + 1) // world))
@@ -139,7 +139,7 @@ _SQRT = frozenset(
 
 
 @dataclass(kw_only=True, slots=True)
-class Rescaling:
+class LearningRateRescaling:
     """Rescales the learning rate of each group of `optimizer` by one factor while it steps.
 
     When the factor grows it is approached in a straight line over `warmup_steps` optimizer steps, from what it was, and
@@ -180,7 +180,7 @@ class Rescaling:
         # Rounding may bring the line above its end.
         return min(self.target, self.start + (self.target - self.start) * self.step / self.length)
 
-    def rescale(self, ratio: float, epoch_steps: int) -> None:
+    def rescale_lr(self, ratio: float, epoch_steps: int) -> None:
         """Go to the factor of a batch ratio."""
         self.ratio = ratio
         target = self._factor(ratio)
@@ -189,7 +189,7 @@ class Rescaling:
             self.start, self.target, self.step = min(self.scale, target), target, 0
             self.length = epoch_steps if self.warmup_steps is None else self.warmup_steps
 
-    def before(self) -> None:
+    def scale_rates(self) -> None:
         """Scale the rates: the optimizer is about to step."""
         scale = self.scale
         if scale != 1.0:
@@ -197,7 +197,7 @@ class Rescaling:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["lr"] * scale
 
-    def after(self) -> None:
+    def restore_rates(self) -> None:
         """Put the rates back as the schedule knows them, and count the step."""
         # Nothing was kept where the factor was 1, and nothing is put back.
         for group, rate in zip(self.optimizer.param_groups, self._plain, strict=bool(self._plain)):

@@ -16,7 +16,7 @@ from trainwright.checkpoint.digest import digest_bytes
 from trainwright.ledger import Record, facts
 from trainwright.publishing import sync_all, write_file
 from trainwright.train.assignment import Assignment
-from trainwright.train.group import meet
+from trainwright.train.group import wait_for_ranks
 
 __all__ = ["FrameworkCheckpoints", "SavedReport", "newest_checkpoint"]
 
@@ -75,7 +75,7 @@ class FrameworkCheckpoints:
 
     def _meet(self) -> None:
         if self._assignment.world_size > 1:
-            meet()
+            wait_for_ranks()
 
     def _remove_older(self) -> None:
         """Remove all but the newest, the remains of interrupted saves among them."""

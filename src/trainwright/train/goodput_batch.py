@@ -42,7 +42,7 @@ class GoodputBatch:
                 model.times[StepShape(*shape)] = seconds
         return cls(model, trial.devices, _agreed if trial.world_size > 1 else int, steps)
 
-    def choose(self, noise: float | None) -> int:
+    def choose_batch(self, noise: float | None) -> int:
         """Return the batch of the epoch that comes; that of the loader until the noise is measured."""
         return self._agree(self._model.reference if noise is None else self._model.choose_batch(self._devices, noise))
 

@@ -63,7 +63,7 @@ class GradientStep:
         """The factor of losses and gradients in the step at hand."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
-    def unscale(self, parallel: "Parallel | None") -> None:
+    def unscale_gradients(self, parallel: "Parallel | None") -> None:
         """Divide gradients by the loss scale."""
         if self.scaler is not None:
             divided = is_divided(parallel)
@@ -72,7 +72,7 @@ class GradientStep:
             if divided:
                 self._share_overflow()
 
-    def clip(self, parallel: "Parallel | None") -> None:
+    def clip_gradients(self, parallel: "Parallel | None") -> None:
         """Bring the gradient of the whole model to the norm that it may have at most."""
         if self._max_norm is not None:
             gradients = self.gradients

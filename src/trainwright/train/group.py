@@ -12,7 +12,7 @@ from trainwright.ledger import Record
 if TYPE_CHECKING:
     from trainwright.train.assignment import Assignment, Channel
 
-__all__ = ["WAIT_SECONDS", "GroupFailed", "join", "meet", "part"]
+__all__ = ["WAIT_SECONDS", "GroupFailed", "join_process_group", "leave_process_group", "wait_for_ranks"]
 
 WAIT_SECONDS = 1800.0
 """For which ranks wait for each other: one may evaluate alone. Of a rank that is gone its engine knows at once."""
@@ -31,7 +31,7 @@ class _Word(IntEnum):
     GOES_ON = 3
 
 
-def join(assignment: "Assignment", channel: "Channel", *, gpu: bool) -> "Channel":
+def join_process_group(assignment: "Assignment", channel: "Channel", *, gpu: bool) -> "Channel":
     """Make this process a rank of its trial; return the channel through which all go on or end together.
 
     A process alone keeps its channel, and loads no torch. Raises `GroupFailed` if the ranks do not find each other.
@@ -56,12 +56,12 @@ def join(assignment: "Assignment", channel: "Channel", *, gpu: bool) -> "Channel
     return _Leader(channel) if assignment.rank == 0 else _Follower()
 
 
-def meet() -> None:
+def wait_for_ranks() -> None:
     """Wait until all ranks are at a report. Raises `TrialError` if one does not come."""
     _exchange_words(_Word.HERE)
 
 
-def part() -> None:
+def leave_process_group() -> None:
     """Take down the group of a trial that has ended well, once all ranks have come here.
 
     After a failure it is left as it is, and the process has to be ended: else the other ranks would fail for it before

@@ -62,7 +62,7 @@ class LARS(_Layerwise):
         rate = group["lr"]
         if group["adapt"]:
             weight_norm, gradient_norm = parameter.norm(), gradient.norm()
-            rate = rate * _ratio(group["trust"] * weight_norm, gradient_norm + decay * weight_norm)
+            rate = rate * _trust_ratio(group["trust"] * weight_norm, gradient_norm + decay * weight_norm)
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         # The rate goes into the momentum: a change of it does not rescale earlier steps.
@@ -96,11 +96,11 @@ class LAMB(_Layerwise):
             state[name] / (1 - beta ** state["step"]) for name, beta in (("mean", first), ("square", second))
         )
         update = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * parameter
-        ratio = _ratio(parameter.norm(), update.norm()) if group["adapt"] else 1.0
+        ratio = _trust_ratio(parameter.norm(), update.norm()) if group["adapt"] else 1.0
         parameter.sub_(group["lr"] * ratio * update)
 
 
-def _ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
+def _trust_ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
     """Return the ratio of two norms, 1 where either is zero."""
     return torch.where((over > 0) & (under > 0), over / under, torch.ones_like(over))
 

@@ -15,7 +15,7 @@ import numpy as np
 from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.settings import refuse_unknown
-from trainwright.train.batching import portion
+from trainwright.train.batching import rank_share
 from trainwright.train.sampling import SamplingOrder, SequentialOrder, ShuffledOrder, WeightedOrder
 from trainwright.train.worker_dataset import BatchFetch, Samples, requesting
 from trainwright.validators import check, integer
@@ -243,7 +243,7 @@ class _Plan:
     def rank_places(self, start: int) -> tuple[range, int]:
         """Return this rank's places of the global batch that begins at `start`, and how many that has."""
         count = min(self.batch, self.used - start)
-        rank_places = portion(count, self.rank, self.world)
+        rank_places = rank_share(count, self.rank, self.world)
         return range(start + rank_places.start, start + rank_places.stop), count
 
 

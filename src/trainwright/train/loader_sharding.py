@@ -6,10 +6,10 @@ from typing import Any
 
 from trainwright.errors import TrialError
 from trainwright.train.batch_slicing import place_batch
-from trainwright.train.batching import portion
+from trainwright.train.batching import rank_share
 from trainwright.train.loader import Loader
 
-__all__ = ["PlacedBatches", "ShardedBatches", "batches_of"]
+__all__ = ["PlacedBatches", "ShardedBatches", "shard_batches"]
 
 
 class PlacedBatches:
@@ -46,7 +46,9 @@ class PlacedBatches:
                 yield batch
 
 
-def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> "tuple[ShardedBatches, int | None]":
+def shard_batches(
+    loader: Any, *, rank: int, world: int, ranks: int | None = None
+) -> "tuple[ShardedBatches, int | None]":
     """Return the batches of a loader for this rank, and how many samples each has over all ranks, if that is known.
 
     `ranks` processes go through them together, more than `world` where several take the same samples. Raises
@@ -65,16 +67,16 @@ def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) 
         )
     mapped = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
     if mapped and loader.batch_sampler is not None:
-        return _Shared(loader, rank=rank, world=world, ranks=ranks), loader.batch_size
+        return _ShardedBatches(loader, rank=rank, world=world, ranks=ranks), loader.batch_size
     if ranks > 1:
         raise TrialError(
             f"prepare: the batches of {_named(loader)} cannot be shared by {ranks} processes; give tw.train.Loader, or "
             "a DataLoader with a batch_size over a data set with __len__ and __getitem__"
         )
-    return _AsTheyAre(loader), None
+    return _UnshardedBatches(loader), None
 
 
-class _AsTheyAre:
+class _UnshardedBatches:
     """Any iterable, for a process alone."""
 
     share = 1.0
@@ -92,7 +94,7 @@ class _AsTheyAre:
         return len(self._loader)
 
 
-class _Shared:
+class _ShardedBatches:
     """A DataLoader of torch over a map-style data set.
 
     Rank 0 draws the order of each epoch, as the DataLoader would alone, and tells it to the others; each fetches its
@@ -135,11 +137,11 @@ class _Shared:
         # In place, as this very list is the batch sampler of the inner DataLoader.
         self._parts[:] = [self._part_of(batch) for batch in batches]
         for part, batch in zip(self._inner, batches, strict=True):
-            self.share = len(portion(len(batch), self._rank, self._world)) / len(batch)
+            self.share = len(rank_share(len(batch), self._rank, self._world)) / len(batch)
             yield part
 
     def _part_of(self, batch: Sequence[Any]) -> Sequence[Any]:
-        share = portion(len(batch), self._rank, self._world)
+        share = rank_share(len(batch), self._rank, self._world)
         # A rank always has something to do.
         return batch[share.start : share.stop] or batch[:1]
 
@@ -184,7 +186,7 @@ class _Shared:
         )
 
 
-ShardedBatches = Loader | _Shared | _AsTheyAre
+ShardedBatches = Loader | _ShardedBatches | _UnshardedBatches
 """Batches of which each rank gets its share; a pass over them is an epoch."""
 
 _KEPT = (

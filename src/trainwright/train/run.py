@@ -9,11 +9,11 @@ from trainwright.checkpoint import Manager
 from trainwright.checkpoint.state.rng import capture_rng_state, restore_rng_state
 from trainwright.errors import MissingExtra, TrialError
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
-from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
+from trainwright.train.batching import Batching, BatchRule, BatchStep, LearningRateRescaling, RateRule
 from trainwright.train.goodput_batch import GoodputBatch
 from trainwright.train.gradient_noise import GradientNoise
 from trainwright.train.gradient_step import GradientStep, is_divided
-from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
+from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, shard_batches
 from trainwright.train.replay import EpochReplay
 from trainwright.train.slots import Slots
 
@@ -76,7 +76,7 @@ class Run:
         self._batching: Batching | None = None
         self._step: BatchStep | None = None
         self._micro_batch = micro_batch
-        self._rate = Rescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
+        self._rate = LearningRateRescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
         self._slots: Slots | None = None
         if loss is None and (max_gradient_norm is not None or scaler is not None):
             raise TrialError(
@@ -105,7 +105,7 @@ class Run:
         # Ranks of one data-parallel place get the same samples.
         place, places = self._place
         if loader is not None:
-            self._batches, size = batches_of(loader, rank=place, world=places, ranks=trial.world_size)
+            self._batches, size = shard_batches(loader, rank=place, world=places, ranks=trial.world_size)
             if plan is not None and size is not None and size != plan.batch:
                 raise TrialError(f"prepare: the plan is for batches of {plan.batch}, the loader gives {size}")
             self._batching = self._batching_of(size, batch)
@@ -220,12 +220,12 @@ class Run:
         else:
             loss = self._parallel.backward(loss_of, parts, after_first)
         loss_scale, steps = self._gradients.loss_scale, self._steps_of_epoch
-        self._gradients.unscale(self._parallel)
+        self._gradients.unscale_gradients(self._parallel)
         if self._noise is not None:
             # Of a last, uneven batch there is nothing to say.
             size, places = self.batch, self._place[1]
             self._noise.end(size if size % places == 0 and samples_in(batch) * places == size else None)
-        self._gradients.clip(self._parallel)
+        self._gradients.clip_gradients(self._parallel)
         if not self._hooked:  # an optimizer of the user's own: what is not stepped here is not seen
             self._before()
         self._gradients.step()
@@ -247,7 +247,7 @@ class Run:
         # The batch stays what it was in an epoch that was interrupted, whatever devices there are now.
         batch = self._replay.batch
         if batch is None and self._goodput is not None and self._noise is not None:
-            batch = self._goodput.choose(self._noise.scale)
+            batch = self._goodput.choose_batch(self._noise.scale)
             # Where one step is worth less than its samples, an epoch of equal progress has more of them.
             self._replay.length = self._goodput.length(self._noise.gain(batch / self._batching.reference))
         self._step = self._batching.at(self._trial.next_epoch, batch)
@@ -259,7 +259,7 @@ class Run:
         if self._parallel is not None:
             self._parallel.expect_accumulation(self._step.accumulate > 1)
         self._batches.arrange(self._step.batch)
-        self._rate.rescale(self._step.batch / self._batching.reference, self._replay.length or len(self._batches))
+        self._rate.rescale_lr(self._step.batch / self._batching.reference, self._replay.length or len(self._batches))
         return self._replay.length
 
     def items(self) -> dict[str, Any]:
@@ -345,12 +345,12 @@ class Run:
     def _before(self, *_: Any) -> None:
         self._depth += 1
         if self._depth == 1:
-            self._rate.before()
+            self._rate.scale_rates()
 
     def _after(self, *_: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._rate.after()
+            self._rate.restore_rates()
             self._count_step()
 
     def _count_step(self) -> None:

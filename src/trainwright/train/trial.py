@@ -20,7 +20,7 @@ from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment, Channel, TrialEnd, check_metrics
 from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.framework_checkpoints import FrameworkCheckpoints, newest_checkpoint
-from trainwright.train.group import WAIT_SECONDS, meet
+from trainwright.train.group import WAIT_SECONDS, wait_for_ranks
 from trainwright.train.optimizer_options import read_options, set_options
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
@@ -169,7 +169,7 @@ class Trial:
         if self.max_epochs is not None and at > self.max_epochs:
             raise TrialEnd
         if self.world_size > 1:
-            meet()
+            wait_for_ranks()
         if self._run is not None:
             self._run.end_epoch()
         seconds = time.monotonic() - self._started

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn.functional import conv1d, pad
 
-from trainwright.train.parallel.convolution.halo import bounds_of, windows
+from trainwright.train.parallel.convolution.halo import even_bounds, halo_windows
 
 SIZES = st.integers(1, 9)
 
@@ -22,8 +22,8 @@ def test_parts_of_a_convolution_are_those_of_the_whole(size, sizes, padding, wor
     reach = dilation * (kernel - 1) + 1
     assume(size + 2 * padding >= reach)
     whole = conv1d(rows, taps, stride=stride, padding=padding, dilation=dilation)
-    out = bounds_of(whole.shape[-1], world)
-    found = windows(out, size, kernel=kernel, stride=stride, dilation=dilation, before=padding)
+    out = even_bounds(whole.shape[-1], world)
+    found = halo_windows(out, size, kernel=kernel, stride=stride, dilation=dilation, before=padding)
     for rank, window in enumerate(found):
         wanted = whole[..., out[rank] : out[rank + 1]]
         if wanted.shape[-1] == 0:

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from trainwright.train.parallel.blocks import blocks_of, units_of
+from trainwright.train.parallel.blocks import blocks_of, fsdp_groups_of
 
 
 class Block(nn.Module):
@@ -48,4 +48,4 @@ def test_blocks_and_units(model, blocks, units):
     """The outermost that are made of modules; where there are none, layers that share nothing."""
     names = {module: name for name, module in model.named_modules()}
     assert [names[each] for each in blocks_of(model)] == blocks
-    assert [names[each] for each in units_of(model)] == (blocks if units is None else units)
+    assert [names[each] for each in fsdp_groups_of(model)] == (blocks if units is None else units)

@@ -16,7 +16,7 @@ from trainwright.ledger.trials import RaisedAt
 from trainwright.publishing import is_disk_full
 from trainwright.train import Trial, TrialEnd, seed_all
 from trainwright.train.assignment import Assignment, Channel, as_number, is_pruning
-from trainwright.train.group import GroupFailed, join, part
+from trainwright.train.group import GroupFailed, join_process_group, leave_process_group
 
 __all__ = ["raised_at", "run_assignment", "traceback_of"]
 
@@ -35,7 +35,7 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     # Before anything of the user's runs, so that a trial is the same in whatever process.
     seed_all(assignment.seed)
     try:
-        channel = join(assignment, channel, gpu=gpu)
+        channel = join_process_group(assignment, channel, gpu=gpu)
     except GroupFailed as error:
         return Died(why=str(error), blame=False, seconds=time.monotonic() - started)
     except MissingExtra as error:
@@ -61,7 +61,7 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
             **_close_trial(trial, started),
         )
     if assignment.world_size > 1:
-        part()
+        leave_process_group()
     return outcome
 
 

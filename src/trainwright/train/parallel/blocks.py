@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.train.parallel.collectives import gather, narrow
+from trainwright.train.parallel.collectives import all_gather, take_part
 from trainwright.train.parallel.recompute.run_context import has_hooks
 
 __all__ = [
@@ -24,14 +24,14 @@ __all__ = [
     "NORMS",
     "blocks_of",
     "chain_of",
-    "divide_between",
+    "divide_sequence_between",
     "divided",
     "emptied",
+    "fsdp_groups_of",
     "is_plain",
     "marked",
     "refuse_hooks",
     "replace_layers",
-    "units_of",
 ]
 
 
@@ -63,7 +63,7 @@ def refuse_hooks(model: nn.Module, strategy: str) -> None:
         )
 
 
-def units_of(model: nn.Module) -> list[nn.Module]:
+def fsdp_groups_of(model: nn.Module) -> list[nn.Module]:
     """Return what is gathered at a time: the blocks, or the layers with parameters of the sequences of a model of none.
 
     Layers that share a parameter with another are left, as all that is in none of them, to the model as a whole.
@@ -88,7 +88,7 @@ def _weighs(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
 
 
-def divide_between(
+def divide_sequence_between(
     blocks: Sequence[nn.Module],
     group: dist.ProcessGroup,
     strategy: str,
@@ -98,8 +98,8 @@ def divide_between(
 ) -> None:
     """Divide the sequence before the first block over a group, and gather it after the last.
 
-    Blocks hand on (batch, length, width); `note` is told the length of a part. `scatter` is that of `gather`: whether
-    ranks do different things with what is gathered.
+    Blocks hand on (batch, length, width); `note` is told the length of a part. `scatter` is that of `all_gather`:
+    whether ranks do different things with what is gathered.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
 
@@ -113,13 +113,13 @@ def divide_between(
         note(part)
         if scatter:
             return args[0].narrow(1, rank * part, part), *args[1:]
-        return narrow(args[0], group, dim=1, sizes=(part,) * world), *args[1:]
+        return take_part(args[0], group, dim=1, sizes=(part,) * world), *args[1:]
 
     def leave(_: nn.Module, __: Any, found: Any) -> Any:
         # Blocks that return more, such as attention weights, return what they hand on first.
         if isinstance(found, tuple):
             return leave(_, __, found[0]), *found[1:]
-        return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=scatter)
+        return all_gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=scatter)
 
     blocks[0].register_forward_pre_hook(enter, prepend=True)
     blocks[-1].register_forward_hook(leave)

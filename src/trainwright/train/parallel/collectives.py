@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-__all__ = ["copy", "gather", "narrow", "reduce", "scatter", "total"]
+__all__ = ["all_gather", "all_reduce", "copy", "reduce_scatter", "sum_over_ranks", "take_part"]
 
 Group = dist.ProcessGroup
 # Renamed in torch 2.13; 2.11 knows the old names only.
@@ -18,7 +18,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def gather(part: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...], scatter: bool) -> torch.Tensor:
+def all_gather(part: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...], scatter: bool) -> torch.Tensor:
     """Return the parts of all ranks, side by side along `dim`; `sizes` are theirs along it.
 
     Backward, `scatter` sums the gradients of all ranks and leaves each its part (reduce-scatter): for gradients that
@@ -28,12 +28,12 @@ def gather(part: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]
     return _Exchange.apply(part, _gather_parts, back, (group, dim, sizes))  # type: ignore[no-any-return]
 
 
-def narrow(whole: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+def take_part(whole: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     """Return this rank's part of a whole tensor; backward, the parts of the gradient are gathered."""
     return _Exchange.apply(whole, _part_of_rank, _gather_parts, (group, dim, sizes))  # type: ignore[no-any-return]
 
 
-def reduce(term: torch.Tensor, group: Group) -> torch.Tensor:
+def all_reduce(term: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum over the ranks (all-reduce); backward, its gradient is whole and goes to each term."""
     return _Exchange.apply(term, _sum_terms, _as_it_is, (group,))  # type: ignore[no-any-return]
 
@@ -43,12 +43,12 @@ def copy(whole: torch.Tensor, group: Group) -> torch.Tensor:
     return _Exchange.apply(whole, _as_it_is, _sum_terms, (group,))  # type: ignore[no-any-return]
 
 
-def scatter(term: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+def reduce_scatter(term: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     """Return this rank's part of the sum over the ranks (reduce-scatter); backward, the parts are gathered."""
     return _Exchange.apply(term, _scatter_sum, _gather_parts, (group, dim, sizes))  # type: ignore[no-any-return]
 
 
-def total(term: torch.Tensor, group: Group) -> torch.Tensor:
+def sum_over_ranks(term: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum over the ranks, for ranks that do different things with it: backward, gradients are summed too."""
     return _Exchange.apply(term, _sum_terms, _sum_terms, (group,))  # type: ignore[no-any-return]
 

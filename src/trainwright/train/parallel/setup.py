@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.plan.runnable import innermost_axis
+from trainwright.train.parallel.activation_checkpointing import recompute_blocks
 from trainwright.train.parallel.blocks import LAYERS, blocks_of, marked, refuse_hooks, replace_layers
-from trainwright.train.parallel.checkpointed_modules import recompute_blocks
 from trainwright.train.parallel.convolution.divided_layers import (
     ChannelParallel,
     FilterNorm,
@@ -21,12 +21,12 @@ from trainwright.train.parallel.convolution.divided_layers import (
     SpatialParallel,
 )
 from trainwright.train.parallel.convolution.norm import SynchronisedNorm, learns_statistics
-from trainwright.train.parallel.convolution.part import wholes
+from trainwright.train.parallel.convolution.part import unshard_all
 from trainwright.train.parallel.model import Loss, Parallel, Setup, mesh_of
 from trainwright.train.parallel.pipeline.runner import PipelineRunner
 from trainwright.train.parallel.recompute.budgeted import Budgeted
 from trainwright.train.parallel.strategies.context import divide_sequence
-from trainwright.train.parallel.strategies.data import Averaging, replicate, shard, shard_each
+from trainwright.train.parallel.strategies.data import GradientAveraging, shard_modules, wrap_in_ddp, wrap_in_fsdp
 from trainwright.train.parallel.strategies.tensor import divide_blocks
 
 __all__ = ["set_up", "set_up_model"]
@@ -181,17 +181,17 @@ def _synchronise(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:
 
 def _data(parts: _Parts) -> Setup:
     if parts.plan.zero:
-        return _sharded(parts, parts.mesh)
-    return replicate(parts.model, parts.called, unused=parts.unused)
+        return _fsdp(parts, parts.mesh)
+    return wrap_in_ddp(parts.model, parts.called, unused=parts.unused)
 
 
-def _sharded(parts: _Parts, mesh: DeviceMesh) -> Setup:
-    return replace(shard(parts.model, mesh, zero=parts.plan.zero), call=parts.called)
+def _fsdp(parts: _Parts, mesh: DeviceMesh) -> Setup:
+    return replace(wrap_in_fsdp(parts.model, mesh, zero=parts.plan.zero), call=parts.called)
 
 
 def _averaged(parts: _Parts, group: Any) -> Setup:
     """Return a model, some of whose parameters are divided, whose gradients are averaged over a group."""
-    averaging = Averaging(list(parts.model.parameters()), group)
+    averaging = GradientAveraging(list(parts.model.parameters()), group)
     return Setup(module=parts.model, call=parts.called, alone=averaging.off)
 
 
@@ -200,7 +200,7 @@ def _over_data(parts: _Parts) -> Setup:
     if parts.plan.degrees.data == 1:
         return Setup(module=parts.model, call=parts.called)
     if parts.plan.zero:
-        return _sharded(parts, _data_axes(parts.mesh))
+        return _fsdp(parts, _data_axes(parts.mesh))
     return _averaged(parts, parts.mesh.get_group("data"))
 
 
@@ -238,7 +238,7 @@ def _divided(parts: _Parts, new: "dict[nn.Module, Any]", which: str) -> Setup:
         )
     model = replace_layers(parts.model, new)
     setup = _over_data(replace(parts, model=model, called=model))
-    return replace(setup, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)))
+    return replace(setup, call=lambda *args, **kwargs: unshard_all(model(*args, **kwargs)))
 
 
 def _data_axes(mesh: DeviceMesh) -> DeviceMesh:
@@ -246,21 +246,21 @@ def _data_axes(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def _spatial(parts: _Parts) -> Setup:
-    return replicate(parts.model, SpatialParallel(parts.model, parts.mesh.get_group("spatial")), unused=parts.unused)
+    return wrap_in_ddp(parts.model, SpatialParallel(parts.model, parts.mesh.get_group("spatial")), unused=parts.unused)
 
 
 def _context(parts: _Parts) -> Setup:
     plan, mesh = parts.plan, parts.mesh
     copies = mesh["data", "context"]._flatten() if plan.degrees.data > 1 else mesh["context"]  # noqa: SLF001
     if plan.zero and plan.shard > plan.degrees.data:
-        return _sharded(parts, copies)
+        return _fsdp(parts, copies)
     if plan.zero:
         # State is divided over the last axis and equal on the first: the mesh turned round.
         groups, names = [mesh.get_group("context"), mesh.get_group("data")], ("context", "data")
-        return _sharded(parts, DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names))
+        return _fsdp(parts, DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names))
     if plan.degrees.tensor > 1:
         return _averaged(parts, copies.get_group())
-    return replicate(parts.model, parts.called, unused=parts.unused)
+    return wrap_in_ddp(parts.model, parts.called, unused=parts.unused)
 
 
 def _tensor(parts: _Parts) -> Setup:
@@ -274,9 +274,9 @@ def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch
     stages = PipelineRunner(model, plan, mesh, optimizer)
     averaging = None
     if plan.zero:
-        shard_each(stages.called(), _data_axes(mesh), zero=plan.zero)
+        shard_modules(stages.called(), _data_axes(mesh), zero=plan.zero)
     elif plan.degrees.data > 1:
-        averaging = Averaging(list(stages.module.parameters()), mesh.get_group("data"), by_itself=False)
+        averaging = GradientAveraging(list(stages.module.parameters()), mesh.get_group("data"), by_itself=False)
 
     def backward(loss: Loss, batch: Any) -> torch.Tensor:
         value = stages.backward(loss, batch)

@@ -128,19 +128,21 @@ def test_the_pool_is_reused():
     """The second copy of a size is written where the first was, once that has been read."""
     copies = Copies(torch.device("cpu"))
     tensor = torch.arange(6.0)
-    first = copies.send(tensor.untyped_storage())
-    back = torch.empty(0).set_(copies.fetch(first))
+    first = copies.offload(tensor.untyped_storage())
+    back = torch.empty(0).set_(copies.prefetch(first))
     copies.wait(first)
     assert torch.equal(back, tensor)
-    assert copies.send((tensor + 1).untyped_storage()).buffer is first.buffer
+    assert copies.offload((tensor + 1).untyped_storage()).buffer is first.buffer
 
 
 def test_a_link_is_measured_with_the_copies_that_plans_make(monkeypatch):
     """One buffer out, one back, both: as many as asked for and one to warm up; a device that is not there is named."""
     sent, fetched = [], []
-    send, fetch = Copies.send, Copies.fetch
-    monkeypatch.setattr(Copies, "send", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1])
-    monkeypatch.setattr(Copies, "fetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1])
+    send, fetch = Copies.offload, Copies.prefetch
+    monkeypatch.setattr(
+        Copies, "offload", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1]
+    )
+    monkeypatch.setattr(Copies, "prefetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1])
     link = measure_link("cpu", size=1 << 12, repeats=2)
     assert sent == [1 << 12] * 7
     assert len(fetched) == 6

@@ -18,9 +18,9 @@ from torch.func import functional_call
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import LAYERS, NORMS, divided, emptied, is_plain
-from trainwright.train.parallel.collectives import copy, narrow, reduce
-from trainwright.train.parallel.convolution.halo import Division, bounds_of
-from trainwright.train.parallel.convolution.part import Part, whole, wholes
+from trainwright.train.parallel.collectives import all_reduce, copy, take_part
+from trainwright.train.parallel.convolution.halo import Division, even_bounds
+from trainwright.train.parallel.convolution.part import Part, unshard, unshard_all
 
 __all__ = ["ChannelParallel", "FilterNorm", "FilterParallel", "SpatialParallel"]
 
@@ -67,7 +67,7 @@ class _DividedLayer(nn.Module):
 
     def _channels(self, channels: int, dim: int = 1) -> Division:
         """Return the even division of channels over the ranks."""
-        return Division(dim=dim, bounds=bounds_of(channels, self._world), group=self._group, spatial=False)
+        return Division(dim=dim, bounds=even_bounds(channels, self._world), group=self._group, spatial=False)
 
 
 class FilterParallel(_DividedLayer):
@@ -75,7 +75,7 @@ class FilterParallel(_DividedLayer):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 -- torch's name
         """Return this rank's channels of the output."""
-        y = self._compute(whole(input, scatter=True) if isinstance(input, Part) else copy(input, self._group))
+        y = self._compute(unshard(input, scatter=True) if isinstance(input, Part) else copy(input, self._group))
         dim = y.ndim - 1 if self._features else 1
         return Part.of(y, self._channels(self._world * y.shape[dim], dim))
 
@@ -91,7 +91,7 @@ class FilterNorm(_DividedLayer):
         if isinstance(input, Part) and input.division == division:
             local = input.local
         else:
-            local = narrow(whole(input), self._group, dim=1, sizes=division.sizes)
+            local = take_part(unshard(input), self._group, dim=1, sizes=division.sizes)
         return Part.of(self._compute(local), division)
 
 
@@ -103,11 +103,11 @@ class ChannelParallel(_DividedLayer):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """Return the whole output."""
-        x = whole(input)
+        x = unshard(input)
         dim = x.ndim - 1 if self._features else 1
-        local = narrow(x, self._group, dim=dim, sizes=self._channels(x.shape[dim]).sizes)
+        local = take_part(x, self._group, dim=dim, sizes=self._channels(x.shape[dim]).sizes)
         bias, self._layer.bias = self._parameters["bias"], None
-        y = reduce(functional_call(self._layer, {"weight": self.weight.to_local()}, (local,)), self._group)
+        y = all_reduce(functional_call(self._layer, {"weight": self.weight.to_local()}, (local,)), self._group)
         if bias is None:
             return y
         return y + (bias if self._features else bias.view(-1, *(1 for _ in y.shape[2:])))
@@ -135,7 +135,7 @@ class SpatialParallel(nn.Module):
             raise UnsupportedPlan.of(
                 "spatial", "no argument is a batch of images or volumes, such as (batch, 3, 64, 64)"
             )
-        return wholes(self.module(*arguments, **kwargs))
+        return unshard_all(self.module(*arguments, **kwargs))
 
     def _divided(self, arg: Any) -> Any:
         if not isinstance(arg, torch.Tensor) or not arg.is_floating_point() or arg.ndim < 4:
@@ -143,5 +143,5 @@ class SpatialParallel(nn.Module):
         size, world = arg.shape[_ROWS], dist.get_world_size(self._group)
         if size < world:
             raise UnsupportedPlan.of("spatial", f"{size} rows cannot be divided by {world} ranks")
-        division = Division(dim=_ROWS, bounds=bounds_of(size, world), group=self._group, spatial=True)
-        return Part.of(narrow(arg, self._group, dim=_ROWS, sizes=division.sizes), division)
+        division = Division(dim=_ROWS, bounds=even_bounds(size, world), group=self._group, spatial=True)
+        return Part.of(take_part(arg, self._group, dim=_ROWS, sizes=division.sizes), division)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-__all__ = ["Division", "Window", "bounds_of", "fetch", "is_divided", "windows"]
+__all__ = ["Division", "Window", "even_bounds", "exchange_halo", "halo_windows", "is_divided"]
 
 Bounds = tuple[int, ...]
 """Where the rows of each rank begin, and the end of the last."""
@@ -29,12 +29,12 @@ class Window:
     after: int
 
 
-def bounds_of(size: int, world: int) -> Bounds:
+def even_bounds(size: int, world: int) -> Bounds:
     """Return an even division of `size` rows; where it is uneven parts differ by one."""
     return tuple(-(-size * rank // world) for rank in range(world + 1))
 
 
-def windows(out: Bounds, size: int, *, kernel: int, stride: int, dilation: int, before: int) -> list[Window]:
+def halo_windows(out: Bounds, size: int, *, kernel: int, stride: int, dilation: int, before: int) -> list[Window]:
     """Return what each rank reads of `size` input rows for its rows `out` of the output."""
     found = []
     for first, end in pairwise(out):
@@ -49,21 +49,21 @@ def windows(out: Bounds, size: int, *, kernel: int, stride: int, dilation: int, 
     return found
 
 
-def fetch(
+def exchange_halo(
     rows: torch.Tensor, group: dist.ProcessGroup, *, dim: int, bounds: Bounds, wanted: Sequence[Window]
 ) -> torch.Tensor:
     """Return the rows that this rank wants, from whoever has them; backward, their gradients go back and are added.
 
     `bounds` says who has which rows. Between two ranks there is one message each way at most, and none for no row.
     """
-    return _Fetch.apply(rows, group, dim, list(pairwise(bounds)), [(item.start, item.stop) for item in wanted])  # type: ignore[no-any-return]
+    return _HaloExchange.apply(rows, group, dim, list(pairwise(bounds)), [(item.start, item.stop) for item in wanted])  # type: ignore[no-any-return]
 
 
 Span = tuple[int, int]
 """Rows from one to before another."""
 
 
-class _Fetch(Function):
+class _HaloExchange(Function):
     """Rows of which each rank `has` some, where they are wanted; backward, their gradients where the rows are."""
 
     @staticmethod

@@ -16,8 +16,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.train.parallel.collectives import total as total_of
-from trainwright.train.parallel.convolution.part import Part, whole
+from trainwright.train.parallel.collectives import sum_over_ranks as total_of
+from trainwright.train.parallel.convolution.part import Part, unshard
 
 __all__ = ["SynchronisedNorm", "learns_statistics"]
 
@@ -90,7 +90,7 @@ class _ReplacedNorms(TorchFunctionMode):
     ) -> torch.Tensor:
         """Return the normalised input, in parts if it came in parts."""
         spatial = isinstance(input, Part) and input.division.spatial
-        x = input.local if isinstance(input, Part) and spatial else whole(input)
+        x = input.local if isinstance(input, Part) and spatial else unshard(input)
         # The mean counts all values; the unbiased variance counts those that are different ones.
         values, different = self._counts(input)
         mean, variance = self._statistics(x, values, running_mean)

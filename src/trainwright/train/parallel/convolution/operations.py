@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.train.parallel.convolution.halo import Bounds, bounds_of, fetch, is_divided, windows
+from trainwright.train.parallel.convolution.halo import Bounds, even_bounds, exchange_halo, halo_windows, is_divided
 
 __all__ = ["POINTWISE", "operation_of"]
 
@@ -65,11 +65,11 @@ def _slide_window(  # noqa: PLR0917 -- what a window is, in torch's order
     if rows < len(division.sizes):
         return NotImplemented
     # Each rank computes an equal share of the output's rows, for which it fetches the rows that it lacks.
-    out = bounds_of(rows, len(division.sizes))
-    wanted = windows(
+    out = even_bounds(rows, len(division.sizes))
+    wanted = halo_windows(
         out, division.size, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at]
     )
-    local = fetch(part.local, division.group, dim=division.dim, bounds=division.bounds, wanted=wanted)
+    local = exchange_halo(part.local, division.group, dim=division.dim, bounds=division.bounds, wanted=wanted)
     window = wanted[torch.distributed.get_rank(division.group)]
     # The rows that were fetched get their padding here; torch pads the other dimensions.
     pads = [0 if dim == at else low for dim, low in enumerate(before)]

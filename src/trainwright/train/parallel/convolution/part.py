@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import torch
 
-from trainwright.train.parallel.collectives import copy, gather, narrow
+from trainwright.train.parallel.collectives import all_gather, copy, take_part
 from trainwright.train.parallel.convolution.halo import Division
 from trainwright.train.parallel.convolution.operations import POINTWISE, operation_of
 
-__all__ = ["Part", "whole", "wholes"]
+__all__ = ["Part", "unshard", "unshard_all"]
 
 
 class Part(torch.Tensor):
@@ -52,10 +52,10 @@ class Part(torch.Tensor):
         if found is not NotImplemented:
             return found
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-            return func(*_map_items(args, whole), **_map_items(kwargs, whole))
+            return func(*_map_items(args, unshard), **_map_items(kwargs, unshard))
 
 
-def whole(tensor: Any, *, scatter: bool | None = None) -> Any:
+def unshard(tensor: Any, *, scatter: bool | None = None) -> Any:
     """Return a part as the whole tensor, on every rank; anything else as it is.
 
     `scatter`: whether gradients of the ranks differ and are to be summed; by default as the division says.
@@ -64,12 +64,12 @@ def whole(tensor: Any, *, scatter: bool | None = None) -> Any:
         return tensor
     division = tensor.division
     scatter = division.spatial if scatter is None else scatter
-    return gather(tensor.local, division.group, dim=division.dim, sizes=division.sizes, scatter=scatter)
+    return all_gather(tensor.local, division.group, dim=division.dim, sizes=division.sizes, scatter=scatter)
 
 
-def wholes(found: Any) -> Any:
+def unshard_all(found: Any) -> Any:
     """Return what a model returns, with whole tensors in it."""
-    return _map_items(found, whole)
+    return _map_items(found, unshard)
 
 
 _ABOUT = frozenset({"size", "dim", "numel", "nelement", "__len__", "is_floating_point", "is_complex", "__repr__"})
@@ -87,7 +87,7 @@ def _answer_about(func: Callable[..., Any], name: str, args: tuple[Any, ...], kw
             like = torch.empty(shape, device="meta")
             return like.shape if of == "shape" else getattr(like, of)(*args[1:], **kwargs)
         found = func(*args, **kwargs)
-    return whole(found) if isinstance(found, Part) and found is not part else found
+    return unshard(found) if isinstance(found, Part) and found is not part else found
 
 
 def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,9 +100,9 @@ def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         def local(arg: Any) -> Any:
             if isinstance(arg, Part):
                 return (
-                    arg.local if arg.division == division and arg.ndim == ndim else _aligned(whole(arg), division, ndim)
+                    arg.local if arg.division == division and arg.ndim == ndim else _align(unshard(arg), division, ndim)
                 )
-            return _aligned(arg, division, ndim) if isinstance(arg, torch.Tensor) else arg
+            return _align(arg, division, ndim) if isinstance(arg, torch.Tensor) else arg
 
         found = func(*_map_items(args, local), **_map_items(kwargs, local))
     if not isinstance(found, torch.Tensor):
@@ -112,7 +112,7 @@ def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return Part.of(found, division if not grown else replace(division, dim=division.dim + grown))
 
 
-def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tensor:
+def _align(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tensor:
     """Return of a whole tensor what broadcasts with this rank's part."""
     # The divided dimension, counted from the end as broadcasting does.
     dim = division.dim - ndim + tensor.ndim
@@ -123,7 +123,7 @@ def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tenso
     # Each rank has a part of its gradient, which is to be whole.
     if small:
         return copy(tensor, division.group)
-    return narrow(tensor, division.group, dim=dim, sizes=division.sizes)
+    return take_part(tensor, division.group, dim=dim, sizes=division.sizes)
 
 
 def _first_part(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:

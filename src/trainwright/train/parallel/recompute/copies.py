@@ -40,7 +40,7 @@ class Copies:
         # Free buffers by size, each with the event after which it has been read.
         self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}
 
-    def send(self, storage: torch.UntypedStorage) -> HostCopy:
+    def offload(self, storage: torch.UntypedStorage) -> HostCopy:
         """Begin a copy to the host, after what has been queued and when the buffer has been read."""
         free = self._idle.setdefault(storage.nbytes(), [])
         with _disable_current_modes():
@@ -56,7 +56,7 @@ class Copies:
         self._wait_for(sent.done)
         sent.storage = None
 
-    def fetch(self, sent: HostCopy) -> torch.UntypedStorage:
+    def prefetch(self, sent: HostCopy) -> torch.UntypedStorage:
         """Begin a copy back, after what has been queued and that to the host; return what it fills."""
         # The memory that it fills may still be read by work that is queued.
         made = torch.empty(sent.buffer.numel(), dtype=torch.uint8, device=self._device)
@@ -108,7 +108,7 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
     copies = Copies(place)
     storage = torch.ones(size, dtype=torch.uint8, device=place).untyped_storage()
     # What is fetched lies on the host from here on.
-    waiting = copies.send(storage)
+    waiting = copies.offload(storage)
 
     def bytes_per_second(*, out: bool, back: bool) -> float:
         found = []
@@ -116,9 +116,9 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
         for _ in range(repeats + 1):
             begun = time.perf_counter()
             if out:
-                copies.drop(copies.send(storage))
+                copies.drop(copies.offload(storage))
             if back:
-                copies.fetch(waiting)
+                copies.prefetch(waiting)
             copies.join()
             if place.type == "cuda":
                 torch.cuda.synchronize(place)

@@ -311,7 +311,7 @@ class PlanInterpreter:
             tensors = tensors_to_move(boundary, slots, step.staying)
             step.away[value, number] = OffloadedValue(boundary, tensors, self.copies)
         elif kind is OperationKind.PREFETCH:
-            step.outputs(value)[number] = step.away[value, number].fetch()
+            step.outputs(value)[number] = step.away[value, number].prefetch()
         else:
             step.outputs(value).pop(number, None)
             for slot in alive_slots(step.slots.get(number, [])) if value is Value.SAVED else ():

@@ -124,7 +124,7 @@ class OffloadedValue:
         for tensor, put in tensors:
             key = storage_key(tensor)
             if key not in self._sent:
-                self._sent[key] = copies.send(tensor.untyped_storage())
+                self._sent[key] = copies.offload(tensor.untyped_storage())
             self._views.append((key, StridedView.of(tensor), tensor.requires_grad, put))
 
     def release(self) -> None:
@@ -134,10 +134,10 @@ class OffloadedValue:
         for *_, put in self._views:
             put(None)
 
-    def fetch(self) -> Boundary | None:
+    def prefetch(self) -> Boundary | None:
         """Begin the copies back, put tensors that look at them where the old ones were, and return the output."""
         self.fetched = True
-        storages = {key: self._copies.fetch(sent) for key, sent in self._sent.items()}
+        storages = {key: self._copies.prefetch(sent) for key, sent in self._sent.items()}
         for key, view, wants, put in self._views:
             put(view.on(storages[key]).requires_grad_(wants))
         return self._output

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.model.trace.attention import replace_attention
-from trainwright.train.parallel.blocks import blocks_of, divide_between
-from trainwright.train.parallel.collectives import gather
+from trainwright.train.parallel.blocks import blocks_of, divide_sequence_between
+from trainwright.train.parallel.collectives import all_gather
 from trainwright.train.parallel.recompute.step_store import snapshot
 from trainwright.train.parallel.recompute.trees import local_tensor, map_only, tensors_of
 
@@ -50,7 +50,7 @@ def divide_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
 
     for block, forward in zip(blocks, divided, strict=True):
         block.forward = forward
-    divide_between(blocks, group, "context", scatter=True, note=note)
+    divide_sequence_between(blocks, group, "context", scatter=True, note=note)
 
 
 class _Block:
@@ -160,7 +160,7 @@ class _Block:
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             # Keys and values side by side: one exchange for both.
             sizes = (positions,) * self._world
-            both = gather(torch.cat([key, value], -1), group, dim=key.ndim - 2, sizes=sizes, scatter=True)
+            both = all_gather(torch.cat([key, value], -1), group, dim=key.ndim - 2, sizes=sizes, scatter=True)
             parts = both.split([key.shape[-1], value.shape[-1]], -1)
             return _attend_rows(attention, parts, self._rank, positions, *args, **kwargs)(query)
 

@@ -1,8 +1,8 @@
 """Data parallelism: wraps a model in DDP (weighted all-reduce) or FSDP (ZeRO 1 to 3), and averages gradients.
 
 DDP sums gradients in proportion to each rank's samples. FSDP shards weights, gradients and optimizer state over the
-data axis by torch's fully_shard (Rajbhandari et al., arXiv 1910.02054; the API is that of FSDP2). `Averaging` is for
-models that DDP does not take: those with divided parameters.
+data axis by torch's fully_shard (Rajbhandari et al., arXiv 1910.02054; the API is that of FSDP2). `GradientAveraging`
+is for models that DDP does not take: those with divided parameters.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.train.parallel.blocks import blocks_of, units_of
+from trainwright.train.parallel.blocks import blocks_of, fsdp_groups_of
 from trainwright.train.parallel.model import Setup
 from trainwright.train.parallel.recompute.trees import local_tensor
 
-__all__ = ["Averaging", "replicate", "shard", "shard_each"]
+__all__ = ["GradientAveraging", "shard_modules", "wrap_in_ddp", "wrap_in_fsdp"]
 
 _BUCKET_BYTES = 25 * 2**20
 
 
-def replicate(model: nn.Module, called: nn.Module, *, unused: bool = False) -> Setup:
+def wrap_in_ddp(model: nn.Module, called: nn.Module, *, unused: bool = False) -> Setup:
     """Return a model whose gradients DDP sums; `called` is the model, or what calls it.
 
     With `unused`, a step may leave parameters out. The search for them also keeps DDP from regrouping gradients after
@@ -92,7 +92,7 @@ class _WeightedSum:
             )
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, *, zero: int) -> Setup:
+def wrap_in_fsdp(model: nn.Module, mesh: DeviceMesh, *, zero: int) -> Setup:
     """Divide parameters, gradients and optimizer state of a model over the last axis of `mesh`, equal on a first one.
 
     ZeRO 3 gathers the weights of a block (of a model without blocks: of a layer) for its forward and again for its
@@ -100,11 +100,11 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, zero: int) -> Setup:
     reduce-scatter of the gradients; with micro-batches ZeRO 1 adds up whole gradients and exchanges them once, the
     others exchange those of each.
     """
-    shard_each([*(units_of(model) if zero == 3 else blocks_of(model)), model], mesh, zero=zero)
+    shard_modules([*(fsdp_groups_of(model) if zero == 3 else blocks_of(model)), model], mesh, zero=zero)
     return Setup(module=model, call=model, alone=lambda: _accumulating(model, zero))
 
 
-def shard_each(modules: Sequence[nn.Module], mesh: DeviceMesh, *, zero: int) -> None:
+def shard_modules(modules: Sequence[nn.Module], mesh: DeviceMesh, *, zero: int) -> None:
     """Divide modules that are called one by one, such as a pipeline stage's.
 
     Each is a unit, gathered for every forward and backward pass of a micro-batch by ZeRO 3, and once for both, as long
@@ -126,7 +126,7 @@ def _accumulating(model: nn.Module, zero: int) -> Iterator[None]:
         model.set_reshard_after_backward(True)
 
 
-class Averaging:
+class GradientAveraging:
     """Averages the gradients of parameters over the ranks of `group`, by itself when a backward pass has ended.
 
     Buckets of 25 MiB in the order of the parameters, all on their way at once, none beside the computation. A parameter

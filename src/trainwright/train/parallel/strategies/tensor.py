@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.train.parallel.blocks import blocks_of, divide_between, is_plain
-from trainwright.train.parallel.collectives import gather, narrow, reduce, scatter
+from trainwright.train.parallel.blocks import blocks_of, divide_sequence_between, is_plain
+from trainwright.train.parallel.collectives import all_gather, all_reduce, reduce_scatter, take_part
 from trainwright.train.parallel.recompute.trees import map_only
 from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_plan import divide_by_plan, own_plan
@@ -63,7 +63,7 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None
     if part is not None:
         for block, groups in found:
             _refuse_others(block, groups)
-        divide_between(blocks, mesh.get_group(), strategy, scatter=False)
+        divide_sequence_between(blocks, mesh.get_group(), strategy, scatter=False)
         for block in blocks:
             _divide_norms(block, mesh)
 
@@ -186,7 +186,9 @@ class _Entered(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, sequence: bool) -> torch.Tensor:
         ctx.settings = mesh.get_group(), sequence, (x.shape[1],) * mesh.size()
-        local = gather(x, mesh.get_group(), dim=1, sizes=ctx.settings[2], scatter=True) if sequence else x.view_as(x)
+        local = (
+            all_gather(x, mesh.get_group(), dim=1, sizes=ctx.settings[2], scatter=True) if sequence else x.view_as(x)
+        )
         return DTensor.from_local(local, mesh, [Replicate()], run_check=False)
 
     @staticmethod
@@ -195,10 +197,10 @@ class _Entered(Function):
         # A gradient that is a sum still to be made is reduced, or scattered over the sequence.
         if gradient.placements[0].is_partial():
             term = gradient.to_local()
-            found = scatter(term, group, dim=1, sizes=sizes) if sequence else reduce(term, group)
+            found = reduce_scatter(term, group, dim=1, sizes=sizes) if sequence else all_reduce(term, group)
         else:
             total = gradient.full_tensor()
-            found = narrow(total, group, dim=1, sizes=sizes) if sequence else total
+            found = take_part(total, group, dim=1, sizes=sizes) if sequence else total
         return found, None, None
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import divided
-from trainwright.train.parallel.collectives import copy, gather, reduce, scatter
+from trainwright.train.parallel.collectives import all_gather, all_reduce, copy, reduce_scatter
 
 __all__ = ["FusedColumns", "MultiheadParallel", "teach_attention"]
 
@@ -175,13 +175,13 @@ class MultiheadParallel(nn.Module):
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         if self._sequence:
-            return gather(x, self._group, dim=1, sizes=(x.shape[1],) * self._world, scatter=True)
+            return all_gather(x, self._group, dim=1, sizes=(x.shape[1],) * self._world, scatter=True)
         return copy(x, self._group)
 
     def _leave(self, term: torch.Tensor) -> torch.Tensor:
         if self._sequence:
-            return scatter(term, self._group, dim=1, sizes=(term.shape[1] // self._world,) * self._world)
-        return reduce(term, self._group)
+            return reduce_scatter(term, self._group, dim=1, sizes=(term.shape[1] // self._world,) * self._world)
+        return all_reduce(term, self._group)
 
 
 def teach_attention() -> None:

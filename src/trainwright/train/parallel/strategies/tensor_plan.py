@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import divided, is_plain
-from trainwright.train.parallel.collectives import copy, reduce
+from trainwright.train.parallel.collectives import all_reduce, copy
 from trainwright.train.parallel.recompute.trees import local_tensor
 
 __all__ = ["divide_by_plan", "own_plan"]
@@ -80,7 +80,7 @@ class _Row(_Column):
     """The forward pass of a layer that divides its inputs: the ranks' terms are summed."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        total = reduce(functional.linear(x, local_tensor(self._layer.weight)), self._group)
+        total = all_reduce(functional.linear(x, local_tensor(self._layer.weight)), self._group)
         return total if self._layer.bias is None else total + self._layer.bias
 
 
