@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 import trainwright as tw
@@ -127,3 +128,21 @@ def test_a_study_that_names_none_has_it_and_goes_on_alike(tmp_path):
                 made.append([(trial.params, trial.origin["searcher"]) for trial in study.trials])
     assert made[0] == made[2]
     assert {searcher for _, searcher in made[0]} == {"gp"}
+
+
+def test_where_repeats_tell_no_more_it_looks_elsewhere():
+    """A valley in a noisy plateau: a process that is sure of itself would repeat one row at the border for ever."""
+
+    def loss(params):
+        return 1 - math.exp(-((params["x"] - 0.21) ** 2 + (params["y"] - 0.316) ** 2) / 0.0625)
+
+    def train(trial):
+        noise = np.random.default_rng([3, trial.number])
+        for epoch in trial.epochs():
+            trial.report(loss=loss(trial.params) + 0.5 * epoch**-0.7 + noise.normal(0, 0.02))
+
+    study = tw.Study(tw.Space(x=tw.Float(0, 1), y=tw.Float(0, 1)), "min loss", seed=3)
+    study.run(train, trials=40, scheduler=tw.ASHA(max_epochs=27), engine=tw.Local(workers=0), progress=False)
+    assert min(loss(trial.params) for trial in study.trials if trial.epoch == 27) < 0.1
+    rows = {tuple(round(value, 2) for value in trial.params.values()) for trial in study.trials}
+    assert len(rows) > 20

@@ -23,6 +23,7 @@ Array = NDArray[np.float64]
 
 _STEP = 1e-5  # of a unit, for a slope
 _MARGIN = 0.1  # of the noise's deviation: an improvement below it would not be seen
+_REPEATS = 4  # results at one place after which a further one there shows little
 _BELIEVED = 1e-6  # noise of what is believed
 _FAR = -1.0  # below it, h is written as a difference of what would cancel
 _FARTHER = -1e3  # below it, the first term of a series does
@@ -58,7 +59,7 @@ class ExpectedImprovement(Climber):
         self._limited = np.flatnonzero(np.isfinite(bounds))
         self._bounds = bounds
         self._alphas = [p.coefficients(y) for p, y in zip(posteriors, targets, strict=True)]
-        noise = np.array([p.hyperparameters.noise for p in posteriors])
+        self._noise = noise = np.array([p.hyperparameters.noise for p in posteriors])
         means = targets - noise[:, None] * np.stack(self._alphas)  # at the told rows
         over = np.maximum(0.0, means - bounds[:, None]).sum(axis=0)
         self._legal = bool((over <= 0.0).any())
@@ -92,6 +93,12 @@ class ExpectedImprovement(Climber):
                 figures = self._scalarise(means[: self._objectives])
                 self._best = min(self._best, float(figures[kept].min()) - self._margin)
             self._posteriors = [posterior.append(points, _BELIEVED) for posterior in self._posteriors]
+
+    def is_known(self, row: Array) -> bool:
+        """Whether the objectives at a row [columns] are known as if from several results of it."""
+        _, variances = self._predict(self._embedding(row[None, :]))
+        known = variances[: self._objectives, 0] < self._noise[: self._objectives] / _REPEATS
+        return bool(known.all())
 
     def predict(self, rows: Array) -> Array:
         """Return the logarithm of the expected improvement [1, rows]."""

@@ -146,7 +146,8 @@ def _failure_key(trial: TrialState) -> tuple[object, ...] | None:
     if failure.kind in _BY_CONFIGURATION or any(each in failure.message for each in _NOT_FINITE):
         return None
     if failure.raised is None:
-        return failure.kind, failure.message
+        # Our own sentences may name the trial.
+        return failure.kind, failure.message.replace(f"trial {trial.number}:", "")
     return failure.raised.error, failure.raised.file, failure.raised.line
 
 
