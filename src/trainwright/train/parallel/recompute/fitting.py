@@ -87,7 +87,7 @@ def fit(
         peak = agree(tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1))
         peak += elsewhere + _random_state_bytes(plan)
         less = peak - plan.peak_bytes
-        if peak <= budget_bytes and (found is not None or less >= 0):
+        if peak <= budget_bytes and (found is not None or less >= 0 or NOT_ALL_AT_ONCE in chain.fixed):
             return module
         if found is not None:
             break
@@ -96,7 +96,7 @@ def fit(
             found, tried_bytes = module, budget_bytes
             chain = replace(chain, fixed={**chain.fixed, NOT_ALL_AT_ONCE: less})
         elif peak <= tried_bytes:
-            raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")))
+            raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")), enough_bytes=peak)
         else:
             # Together the stages took more than was measured of each: plan again with that much in reserve.
             more = peak - tried_bytes

@@ -65,6 +65,7 @@ from trainwright.train.parallel.recompute.values import (
     can_move,
     detach_unseen,
     saving_nothing,
+    second_derivative_error,
     second_pass_error,
     written_error,
 )
@@ -221,9 +222,7 @@ class PlanInterpreter:
     def _reach_backward(self, step: StepStore, number: int) -> None:
         """Do what comes before a stage's backward: autograd's walk is there."""
         if torch.is_grad_enabled():
-            raise UnsupportedModel(
-                "backward: got create_graph=True; allowed: first derivatives; take second ones of the plain model"
-            )
+            raise second_derivative_error()
         until = self.script.until[number]
         if step.done >= until:
             return

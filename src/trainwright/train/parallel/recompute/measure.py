@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.errors import UnsupportedModel
-from trainwright.model.chain import Chain, Option, Stage, with_least_peaks
+from trainwright.model.chain import NOT_ALL_AT_ONCE, Chain, Option, Stage, with_least_peaks
 from trainwright.model.trace.step import as_call
 from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes, state_bytes
 from trainwright.train.parallel.recompute.run_context import keep_freed_pages
@@ -86,6 +86,7 @@ def measure_chain(
         with restored_after(model, batch), suppress(StagesChangedError):
             tried.run(call, loss)
             step = tried
+    left_out = step.add_left_out()
     if not step.calls:
         return _whole_chain(model, sample, loss, fixed, total_bytes(batch, granule), accumulate=accumulate)
     between = max(each.entry_bytes for each in step.calls)
@@ -93,6 +94,8 @@ def measure_chain(
     # The states of generators, for reruns.
     states = step.draws * (-(-torch.get_rng_state().nbytes // granule) * granule) if granule < CUDA_GRANULE else 0
     fixed |= {"between stages": between, "executor": 4 * granule, "random states": states}
+    if left_out:
+        fixed[NOT_ALL_AT_ONCE] = 0  # what a step of the sample has left over belongs to stages that others call
     return Chain(
         stages=tuple(counted_stages[:-1]),
         loss=counted_stages[-1],

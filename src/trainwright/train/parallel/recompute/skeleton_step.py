@@ -8,11 +8,12 @@ layers that are in no stage, the loss. So no more is alive than a plan of least 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainwright.errors import UnsupportedModel
@@ -31,7 +32,7 @@ from trainwright.train.parallel.recompute.trees import (
     tensors_of,
     total_bytes,
 )
-from trainwright.train.parallel.recompute.values import can_move, saving_nothing
+from trainwright.train.parallel.recompute.values import can_move, second_derivative_error
 
 __all__ = ["MeasuredCall", "SkeletonStep", "StagesChangedError"]
 
@@ -186,7 +187,7 @@ class SkeletonStep:
                 raise
             reason = str(error)
         try:
-            with measured.watched() if measured else nullcontext(), saving_nothing():
+            with measured.watched() if measured else nullcontext(), saved_tensors_hooks(_without_bytes, _of_zeros):
                 output = forward(*args, **kwargs)
         except REFUSED as error:
             if isinstance(error, torch.OutOfMemoryError | UnsupportedModel):
@@ -236,6 +237,8 @@ class SkeletonStep:
 
     def arrive(self, call: MeasuredCall, gradients: Iterable[torch.Tensor]) -> None:
         """Note what is there when the backward of a stage begins."""
+        if torch.is_grad_enabled():
+            raise second_derivative_error()
         with_held = self._live_bytes()
         call.held.clear()
         call.held_bytes = with_held - self._live_bytes()
@@ -253,6 +256,29 @@ class SkeletonStep:
             self._left_bytes -= call.taken.left_bytes
         self._tracker.restart_peak()
         self._tracker.peak_bytes -= total_bytes(gradients, self.granule)
+
+    def add_left_out(self) -> int:
+        """Add stages that this step did not call, such as layers dropped at random; return how many.
+
+        Another step may call them all. Each is like one of its kind, behind the stage that precedes it in the model.
+        """
+        count, names = len(self.calls), [call.site.name for call in self.calls]
+        left_out = stage_sites(self.model, [each for each in self.names if each not in {*names, *self._unfit}])
+        kinds = {_modules_kind(call.site): call.taken for call in self.calls} if left_out else {}
+        for name, site in left_out.items():
+            taken = kinds.get(_modules_kind(site))
+            if taken is None:
+                continue
+            before = self.names[self.names.index(name) - 1]
+            place = names.index(before) + 1 if before in names else 0
+            beside = self.calls[max(0, place - 1)]
+            self.calls.insert(place, replace(beside, site=site, taken=taken, gradients=[]))
+            # It reads what the last stage of this step has made, whose result was the model's own.
+            if place == len(self.calls) - 1:
+                beside.linked_bytes = beside.taken.output_bytes
+            names.insert(place, name)
+            self.draws += 1
+        return len(self.calls) - count
 
     def _new_gradients(self) -> list[nn.Parameter]:
         found = [each for each in self._awaited if each.grad is not None]
@@ -299,15 +325,35 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 def _kind_of(site: StageSite, leaves: Sequence[Any]) -> Any:
     """Return what stages have in common that take the same bytes and seconds."""
-    tensors = [
-        (path, tuple(each.shape), each.dtype, each.requires_grad)
-        for module in site.modules
-        for path, each in (*module.named_parameters(), *module.named_buffers())
-    ]
     given = [
         (tuple(leaf.shape), leaf.stride() if leaf.layout == torch.strided else (), leaf.dtype, leaf.requires_grad)
         if isinstance(leaf, torch.Tensor)
         else leaf if isinstance(leaf, bool | int | float | str | type(None)) else type(leaf)
         for leaf in leaves
     ]  # fmt: skip
-    return tuple((type(each), repr(each)) for each in site.modules), tuple(tensors), tuple(given)
+    return _modules_kind(site), tuple(given)
+
+
+def _modules_kind(site: StageSite) -> Any:
+    """Return what the modules of stages have in common that take the same."""
+    tensors = [
+        (path, tuple(each.shape), each.dtype, each.requires_grad)
+        for module in site.modules
+        for path, each in (*module.named_parameters(), *module.named_buffers())
+    ]
+    return tuple((type(each), repr(each)) for each in site.modules), tuple(tensors)
+
+
+def _without_bytes(tensor: torch.Tensor) -> TensorShape | None:
+    """Return what a node saves instead of a tensor."""
+    return TensorShape(tensor.size(), tensor.stride(), tensor.dtype, tensor.device) if can_move(tensor) else None
+
+
+def _of_zeros(shape: TensorShape | None) -> torch.Tensor:
+    # What a stage leaves elsewhere than in its result, such as a loss in a list, leads back into the stage's own graph.
+    if shape is None:
+        raise UnsupportedModel(
+            "model: got a stage with a result in an unknown container, such as an object of a user's class, and saved "
+            "values that are no plain tensors; allowed: tuples, lists, mappings and dataclasses of tensors"
+        )
+    return shape.filled(0)

@@ -176,13 +176,13 @@ def _is_run_inside(module: nn.Module) -> bool:
 
 
 def _runs(module: nn.Module) -> list[list[nn.Module]]:
-    """Return rows of modules that are made of modules, two of one class side by side, or one alone in a list."""
+    """Return rows of modules that are made of modules: two of one class side by side, in a list anywhere, or alone."""
     found = []
     for each in module.modules():
         if isinstance(each, nn.Sequential | nn.ModuleList) or type(each) is nn.Module:
             made = [child for child in each.children() if any(True for _ in child.children())]
-            alone = isinstance(each, nn.ModuleList) and len(made) == 1
-            if alone or any(type(one) is type(other) for one, other in pairwise(made)):
+            listed = isinstance(each, nn.ModuleList) and (len(made) == 1 or len({*map(type, made)}) < len(made))
+            if listed or any(type(one) is type(other) for one, other in pairwise(made)):
                 found.append(made)
     return found
 

@@ -22,6 +22,7 @@ __all__ = [
     "detach_leaf",
     "detach_unseen",
     "saving_nothing",
+    "second_derivative_error",
     "second_pass_error",
     "written_error",
 ]
@@ -158,6 +159,13 @@ def written_error(where: str, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{where}: {what} was changed in place after it was read; allowed: stages that write no value that another has "
         "made; let the layer return a new tensor (inplace=False)"
+    )
+
+
+def second_derivative_error() -> UnsupportedModel:
+    """Return the error that says that a gradient is to have a graph of its own."""
+    return UnsupportedModel(
+        "backward: got create_graph=True; allowed: first derivatives; take second ones of the plain model"
     )
 
 
