@@ -25,7 +25,7 @@ OTHERWISE = {  # what is written in another way, and why
     "ledger/journal.py": "a journal only grows, and knows torn ends",
     "cli/submit.py": "a list of jobs grows, to which their scripts append too",
     "cluster/calibration/compute.py": "it measures writing",
-    "study/driver/inheritance.py": "it links at the temporary path that `publish` gives, and hands over by a rename",
+    "study/driver/clone_checkpoints.py": "it links at the temporary path of `publish`, and hands over by a rename",
     "testing/*": "a kit writes in temporary folders of its own",
     "integrations/accelerate.py": "a checkpoint of a framework counts once its marker is published",
     "integrations/transformers.py": "likewise",

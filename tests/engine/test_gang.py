@@ -12,7 +12,7 @@ import trainings
 
 from trainwright.engine import Died, Local, Raised, Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
-from trainwright.engine.process.worker_process import free_address
+from trainwright.engine.process.worker_process import find_free_address
 from trainwright.errors import MissingExtra
 from trainwright.testing.engine import OutcomeRecorder
 from trainwright.train.assignment import Assignment
@@ -159,7 +159,7 @@ def test_a_port_in_use_is_no_failure_of_the_trial():
 
 def test_ports_are_none_of_outgoing_connections():
     """Between the choice and its use another process would often be given one of those."""
-    ports = [int(free_address().partition(":")[2]) for _ in range(200)]
+    ports = [int(find_free_address().partition(":")[2]) for _ in range(200)]
     first = Path("/proc/sys/net/ipv4/ip_local_port_range")
     assert max(ports) < (int(first.read_text().split()[0]) if first.exists() else 32768)
 

@@ -6,7 +6,7 @@ import pytest
 from trainwright.ensemble import BudgetedGreedy
 from trainwright.ensemble.metrics import METRICS
 from trainwright.ensemble.selection.candidates import Candidates, make_scorer
-from trainwright.ensemble.selection.protection import cross_validated, protect
+from trainwright.ensemble.selection.protection import cross_validate, protect
 
 CE = METRICS["cross_entropy"]
 
@@ -46,7 +46,7 @@ class TestOptimism:
     def test_every_row_is_left_out_once_a_repeat(self):
         """A procedure that always answers the same has the plain loss of each row, and no optimism on average."""
         candidates = exchangeable(0, rows=60)
-        rows, optimism = cross_validated(candidates, CE, lambda _c, _s: (3,), folds=5, repeats=4)
+        rows, optimism = cross_validate(candidates, CE, lambda _c, _s: (3,), folds=5, repeats=4)
         np.testing.assert_allclose(rows, -np.log(candidates.true[3].astype(float)), atol=1e-12)
         assert abs(optimism) < 0.05
 

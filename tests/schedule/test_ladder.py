@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.schedule import ASHA
-from trainwright.schedule.rules.rung_rule import as_fraction, ladder
+from trainwright.schedule.rules.rung_rule import as_fraction, rung_ladder
 
 
 @pytest.mark.parametrize("eta", range(2, 13))
@@ -20,7 +20,7 @@ def test_whole_eta_gives_integer_powers(eta, least):
         for around in (length - 1, length, length + 1):
             if around >= least:
                 expected = [least * eta**k for k in range(14) if least * eta**k < around]
-                assert list(ladder(least, around, Fraction(eta))) == expected
+                assert list(rung_ladder(least, around, Fraction(eta))) == expected
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_whole_eta_gives_integer_powers(eta, least):
 )
 def test_traps_of_logarithms(least, length, eta, count):
     """Where floor(log(R / r) / log(eta)) comes out one short, no rung is lost."""
-    assert len(ladder(least, length, Fraction(eta))) == count
+    assert len(rung_ladder(least, length, Fraction(eta))) == count
     assert len(ASHA(max_epochs=length, min_epochs=least, eta=eta).rungs) == count
 
 
@@ -42,7 +42,7 @@ def test_fractional_eta_rounds_up_and_rises(least, length, eta):
     """Rungs are the different values of ceil(r * eta^k) below R, in exact arithmetic."""
     powers = {math.ceil(least * eta**k) for k in range(120)}
     expected = sorted(rung for rung in powers if rung < length)
-    assert list(ladder(least, length, eta)) == (expected if least < length else [])
+    assert list(rung_ladder(least, length, eta)) == (expected if least < length else [])
 
 
 def test_decimal_eta_is_exact():

@@ -11,7 +11,7 @@ from trainwright.errors import ScheduleError
 from trainwright.schedule import MarginalGain
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator
 from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
-from trainwright.schedule.policies.marginal_gain import Rows, fill
+from trainwright.schedule.policies.marginal_gain import Rows, minimise_makespan
 
 times = st.integers(1, 30).map(float)
 
@@ -26,7 +26,7 @@ def test_filling_is_the_optimum(data, trials, choices, supply):
     )  # fmt: skip
     ends = np.array([first, *more])
     costs = np.cumsum([[0] * trials, *[[2**k] * trials for k in range(choices - 1)]], axis=0).astype(float)
-    picked = fill(ends, costs, float(supply))
+    picked = minimise_makespan(ends, costs, float(supply))
     columns = range(trials)
     assert sum(costs[k, j] for j, k in zip(columns, picked, strict=True)) <= supply
     best = min(

@@ -4,19 +4,19 @@ import pytest
 
 from trainwright.errors import ServeConfigError
 from trainwright.serve import DeploymentSettings
-from trainwright.serve.runtime.worker_slots import Health
+from trainwright.serve.runtime.worker_slots import WorkerHealth
 
 
 class TestHealth:
     def test_back_off_and_giving_up(self):
         """Restarts come later and later, a third end within the window gives up, ends long ago are forgotten."""
-        health = Health(settings=DeploymentSettings(backoff_seconds=0.5, failures=3, failure_seconds=60.0))
+        health = WorkerHealth(settings=DeploymentSettings(backoff_seconds=0.5, failures=3, failure_seconds=60.0))
         assert [health.failed(0.0), health.failed(1.0), health.failed(2.0)] == [0.5, 1.0, None]
         assert health.failed(100.0) == 0.5
 
     def test_hung(self):
         """Ten medians and some seconds of silence."""
-        health = Health(settings=DeploymentSettings(hung_seconds=5.0))
+        health = WorkerHealth(settings=DeploymentSettings(hung_seconds=5.0))
         assert not health.hung(5.0)
         for seconds in (1.0, 1.0, 90.0):
             health.batch(seconds)

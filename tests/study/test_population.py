@@ -139,7 +139,11 @@ given.run({directory!r})
 
 @pytest.mark.parametrize(
     ("module", "name", "before"),
-    [("trial_queue", "put_by", False), ("driver", "hand_over", True), ("driver", "hand_over", False)],
+    [
+        ("trial_queue", "link_parent_checkpoint", False),
+        ("driver", "move_to_clone", True),
+        ("driver", "move_to_clone", False),
+    ],
     ids=["put by", "proposed", "handed over"],
 )
 def test_killed_while_a_clone_is_made(tmp_path, module, name, before):

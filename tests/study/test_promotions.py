@@ -399,7 +399,7 @@ def test_a_claim_of_a_dead_promoter_is_taken_over(tmp_path, monkeypatch):
             return undecided(claims, limit)
 
         monkeypatch.setattr(Claims, "undecided", asks)
-        monkeypatch.setattr("trainwright.study.claims.Liveness.dead", lambda *_: True if len(asked) > 1 else None)
+        monkeypatch.setattr("trainwright.study.claims.Liveness.is_dead", lambda *_: True if len(asked) > 1 else None)
         for pause in ("_GLANCE_SECONDS", "_SOON_SECONDS"):
             monkeypatch.setattr(f"trainwright.study.claims.{pause}", 0.0)
         run(study, rule, trials=6)

@@ -343,7 +343,7 @@ def test_a_trial_between_two_blocks_belongs_to_its_driver(tmp_path, monkeypatch,
                 facts.paused(0, 1, reason="resized", epoch=1, values={}, wall_seconds=1.0),
             ]
         )
-        monkeypatch.setattr(Claims, "dead", lambda _, writer: writer == other.writer and not alive)
+        monkeypatch.setattr(Claims, "is_dead", lambda _, writer: writer == other.writer and not alive)
         run(study, EAGER, Steps(4, kept={0: 1}), trials=2)
         assert (len(study.trials[0].leases) > 1) is not alive
         assert study.state.results == 2 - alive

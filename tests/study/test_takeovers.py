@@ -56,7 +56,7 @@ def test_a_trial_that_another_has_taken_over_is_left_to_it(tmp_path, monkeypatch
         trial = log.state.trials[0]
         quicker.append([facts.lost(0, 1, why="silent", blame=False)])
         quicker.append([facts.started(0, 2, slot="1", devices=[], resumed_epoch=0)])
-        monkeypatch.setattr(log.claims._liveness, "dead", lambda name, *_: name == holder.writer)
+        monkeypatch.setattr(log.claims._liveness, "is_dead", lambda name, *_: name == holder.writer)
         assert not log.orphaned(trial)
         assert (trial.status, trial.holder) == (Status.RUNNING, quicker.writer)
 
@@ -100,14 +100,14 @@ def test_a_writer_that_was_only_silent_may_come_back(tmp_path, monkeypatch):
             found = set()
             for _ in range(5):
                 now[0] += 45.0
-                found |= claims.newly_dead()
+                found |= claims.find_newly_dead()
             return found
 
-        assert claims.dead(other.writer) is None
+        assert claims.is_dead(other.writer) is None
         assert told_dead() == {other.writer}
-        assert claims.dead(other.writer) is True
+        assert claims.is_dead(other.writer) is True
         other.heartbeat()
-        assert claims.dead(other.writer) is False
+        assert claims.is_dead(other.writer) is False
         assert told_dead() == {other.writer}
 
 
@@ -216,7 +216,7 @@ def test_a_driver_stays_for_a_death_that_it_learns_of_at_the_end(tmp_path, monke
             return ask(claims, limit)
 
         monkeypatch.setattr(Claims, "undecided", undecided)
-        monkeypatch.setattr("trainwright.study.claims.Liveness.dead", lambda *_: True if asked else None)
+        monkeypatch.setattr("trainwright.study.claims.Liveness.is_dead", lambda *_: True if asked else None)
         for pause in ("_GLANCE_SECONDS", "_SOON_SECONDS"):
             monkeypatch.setattr(f"trainwright.study.claims.{pause}", 0.0)
         study.run(train, trials=2, engine=HERE, progress=False)

@@ -14,7 +14,7 @@ from scripts import wait_until
 from within_training import EPOCHS, STEPS
 
 import trainwright as tw
-from trainwright.study.driver.leaving import LEAVE_FILE, LeaveFile
+from trainwright.study.driver.graceful_shutdown import LEAVE_FILE, LeaveFile
 
 HERE = Path(__file__).parent
 ENDS = ["TERM", "USR1", "leave", "leave-17", "wall seconds", "end of the job", "KILL"]

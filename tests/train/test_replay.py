@@ -14,7 +14,7 @@ from trainwright.engine import Raised, Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.ledger import TrialState
 from trainwright.ledger.trials import Lease
-from trainwright.study.driver.inheritance import put_by
+from trainwright.study.driver.clone_checkpoints import link_parent_checkpoint
 from trainwright.train import Loader
 from trainwright.train.assignment import Assignment
 from trainwright.train.replay import EpochReplay
@@ -302,7 +302,7 @@ def test_a_clone_goes_on_from_the_end_of_an_epoch(tmp_path):
     kept = [Manifest.read(path) for path in (tmp_path / "checkpoints/trial-000005/lease-1").glob("step-*")]
     assert sorted((one.step, one.epoch) for one in kept) == [(STEPS, 1), (STEPS + 3, 1), (STEPS + 4, 1)]
     parent = TrialState(5, leases={1: Lease(1)})
-    assert put_by(tmp_path, parent, 3, 6) == 1
+    assert link_parent_checkpoint(tmp_path, parent, 3, 6) == 1
     [put] = (tmp_path / "checkpoints/trial-000003/put-by").iterdir()
     assert Manifest.read(put).step == STEPS
 

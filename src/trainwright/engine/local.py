@@ -63,7 +63,7 @@ class Local(Supervisor, Settings, error=EngineError):
         # Resolved once, so that every slot keeps its GPU.
         self.gpus = visible if self.gpus is None else tuple(map(str, self.gpus))
         self._gpu = bool(self.gpus)
-        self._here = _ThisProcess(gpu=self._gpu)
+        self._here = _InProcessRunner(gpu=self._gpu)
         self._clear()
 
     @property
@@ -121,7 +121,7 @@ class Local(Supervisor, Settings, error=EngineError):
         self._here.interrupted = None
 
 
-class _ThisProcess:
+class _InProcessRunner:
     """Runs trials one after another in the calling process; anything callable will do."""
 
     def __init__(self, *, gpu: bool) -> None:
@@ -140,7 +140,7 @@ class _ThisProcess:
         elif self.queue and self.train is not None:
             assignment = self.queue.popleft()
             # Reports are judged inside the call of the training function itself.
-            channel = _Direct(handler, assignment.trial)
+            channel = _InProcessChannel(handler, assignment.trial)
             self._since = time.monotonic()
             try:
                 outcome = run_assignment(self.train, assignment, channel, gpu=self._gpu)
@@ -152,7 +152,7 @@ class _ThisProcess:
             handler.exited(assignment.trial, outcome)
 
 
-class _Direct:
+class _InProcessChannel:
     """The channel of a trial whose handler is called in the same process."""
 
     def __init__(self, handler: Handler, trial: int) -> None:

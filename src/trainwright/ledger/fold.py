@@ -91,7 +91,7 @@ class State:
         check_format(version)
         if seq == self._next_seq.get(writer, 0):
             self._next_seq[writer] = seq + 1
-        elif not self._out_of_turn(writer, seq):
+        elif not self._is_duplicate(writer, seq):
             return False
         if number is not None and kind in _TRIAL_KINDS:
             trial = self.trials.get(number)
@@ -118,7 +118,7 @@ class State:
             return False
         return writer not in self._gaps or not any(first <= seq < after for first, after in self._gaps[writer])
 
-    def _out_of_turn(self, writer: str, seq: int) -> bool:
+    def _is_duplicate(self, writer: str, seq: int) -> bool:
         """Take note of a number that is not the writer's next; return False if it was there already.
 
         A number may be left out because its line is damaged, or because a wrong line has jumped ahead. Those that it

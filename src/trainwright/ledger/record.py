@@ -93,7 +93,7 @@ class Record(NamedTuple):
             whole = False
         if whole:
             return _parsed(texts)
-        sound = [*map(_sound, sums, texts)]
+        sound = [*map(_checksum_matches, sums, texts)]
         found = iter(_parsed([text for text, ok in zip(texts, sound, strict=True) if ok]))
         return [next(found) if ok else "its checksum does not hold" for ok in sound]
 
@@ -154,7 +154,7 @@ def _lack(content: Any) -> str:
     return f"it is no record{f': {missing[0]} is missing' if missing else ''}"
 
 
-def _sound(checksum: bytes, text: bytes) -> bool:
+def _checksum_matches(checksum: bytes, text: bytes) -> bool:
     try:
         return int(checksum, 16) == crc32(text)
     except ValueError:

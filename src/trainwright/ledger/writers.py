@@ -95,7 +95,7 @@ class Liveness:
         self._clock = clock or time.monotonic
         self._seen: dict[str, _Seen] = {}
 
-    def dead(self, name: str, writer: Writer | None, beats: int) -> bool | None:
+    def is_dead(self, name: str, writer: Writer | None, beats: int) -> bool | None:
         """Return whether the writer `name` with so many heartbeats is dead; None while that is not known yet."""
         gone = writer.gone() if writer is not None else None
         if gone is not None:

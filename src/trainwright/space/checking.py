@@ -14,7 +14,7 @@ from trainwright.space.parameters import Constant
 from trainwright.space.row_schema import names_in
 from trainwright.space.rules import BoundRule, BoundRules, RowTable
 
-__all__ = ["Reading", "describe_breach", "read_params"]
+__all__ = ["Reading", "describe_violation", "validate_params"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class Reading:
     breaches: list[str]  # broken requirements
 
 
-def read_params(rules: BoundRules, params: Mapping[str, Any]) -> Reading:
+def validate_params(rules: BoundRules, params: Mapping[str, Any]) -> Reading:
     """Return what parameters mean in the space; constants and derived values may be left out."""
     return _ParamsReader(rules, params).reading()
 
 
-def describe_breach(rule: BoundRule, values: Mapping[str, Any]) -> str:
+def describe_violation(rule: BoundRule, values: Mapping[str, Any]) -> str:
     """Return the sentence of a broken rule."""
     named = ", ".join(f"{name}={values[name]!r}" for name in rule.names if name in values)
     return f"{named} breaks {rule.text!r}"
@@ -63,7 +63,7 @@ class _ParamsReader:
         # Rules are judged only on values that are legal one by one.
         if not self.mistakes:
             self._add_derived(rows)
-            self._check_rules(rows)
+            self._check_constraints(rows)
         params = {name: self.clean[name] for name in self.layout.parameters if name in self.clean}
         return Reading(row[0], params, self.mistakes, self.breaches)
 
@@ -123,11 +123,11 @@ class _ParamsReader:
             elif name in self.params:
                 self.mistakes.append(f"{name!r} is derived, and inactive here")
 
-    def _check_rules(self, rows: RowTable) -> None:
+    def _check_constraints(self, rows: RowTable) -> None:
         passed = self.rules.verdicts(rows)[0]
         for rule, good in zip(self.rules.rules, passed, strict=True):
             if not good:
-                self.breaches.append(describe_breach(rule, self.clean))
+                self.breaches.append(describe_violation(rule, self.clean))
 
 
 def _is_same_value(value: Any, constant: Any) -> bool:

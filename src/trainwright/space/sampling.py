@@ -8,7 +8,7 @@ from trainwright.errors import SpaceInfeasible
 from trainwright.space.axes import Array, Mask
 from trainwright.space.rules import BoundRules, RowTable
 
-__all__ = ["MOST_LEGAL", "draw_legal", "enumerate_legal"]
+__all__ = ["MOST_LEGAL", "enumerate_legal", "sample_legal"]
 
 MOST_LEGAL = 1_000_000  # rows of a finite space that are listed
 MOST_PARTIAL = 2 * MOST_LEGAL  # rows held on the way
@@ -20,7 +20,7 @@ RARE = 1 / 1000  # a share of legal rows below this calls for repair
 LEAST_BATCH, MOST_BATCH = 64, 8192
 
 
-def draw_legal(rules: BoundRules, generator: np.random.Generator, count: int) -> Array:
+def sample_legal(rules: BoundRules, generator: np.random.Generator, count: int) -> Array:
     """Return `count` settled rows that pass all rules, or raise SpaceInfeasible.
 
     Plain rejection keeps the priors' law, restricted to legal rows. If after 20 rounds fewer than one row in 1000

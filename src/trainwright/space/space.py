@@ -16,14 +16,14 @@ import numpy as np
 from trainwright.errors import SpaceError, TrialError
 from trainwright.space.axes import Array, Mask
 from trainwright.space.canonical import hash_json
-from trainwright.space.checking import describe_breach, read_params
+from trainwright.space.checking import describe_violation, validate_params
 from trainwright.space.columns import Column
 from trainwright.space.configuration import Configuration
 from trainwright.space.documents import space_from_json, space_to_json
 from trainwright.space.parameters import Constant, Derived, Parameter
 from trainwright.space.row_schema import RowSchema
 from trainwright.space.rules import BoundRules, Requirement, RowTable
-from trainwright.space.sampling import MOST_LEGAL, draw_legal, enumerate_legal
+from trainwright.space.sampling import MOST_LEGAL, enumerate_legal, sample_legal
 
 __all__ = ["Space"]
 
@@ -95,7 +95,7 @@ class Space:
         if count < 0:
             raise SpaceError(f"sample: count must be >= 0, got {count}")
         if self._rules.rules:
-            return draw_legal(self._rules, generator, count)
+            return sample_legal(self._rules, generator, count)
         return self.settle(self.latent(generator, count))
 
     def settle(self, U: Array) -> Array:
@@ -136,7 +136,7 @@ class Space:
     def encode(self, params: Mapping[str, Any]) -> Array:
         """Return the row of parameters, NaN where inactive; raises TrialError where they are no row of this space."""
         # Read as a user's: a searcher may be told configurations that no space of ours made.
-        reading = read_params(self._rules, params)
+        reading = validate_params(self._rules, params)
         # A broken requirement still has a row; a wrong, missing or unknown value has none.
         if reading.mistakes:
             raise TrialError("; ".join(reading.mistakes))
@@ -154,7 +154,7 @@ class Space:
 
     def check(self, params: Mapping[str, Any]) -> list[str]:
         """Return every way in which parameters are not a configuration of this space, a sentence each."""
-        reading = read_params(self._rules, params)
+        reading = validate_params(self._rules, params)
         return reading.mistakes + reading.breaches
 
     def configuration(self, row: Array) -> Configuration:
@@ -168,7 +168,7 @@ class Space:
 
     def configuration_of(self, params: Mapping[str, Any]) -> Configuration:
         """Return the configuration of parameters that a user gives, or raise TrialError that says what is wrong."""
-        reading = read_params(self._rules, params)
+        reading = validate_params(self._rules, params)
         if reading.mistakes or reading.breaches:
             raise TrialError("; ".join(reading.mistakes + reading.breaches))
         return Configuration(params=reading.params, key=self._key_of(reading.params))
@@ -310,7 +310,7 @@ class Space:
             if not np.isnan(row[0, list(rule.support.columns)]).any():
                 self._rules.judge(rule, rows, passed)
             if not passed[0]:
-                raise SpaceError(f"default {describe_breach(rule, defaults)}")
+                raise SpaceError(f"default {describe_violation(rule, defaults)}")
 
 
 def _spread_values(values: list[Any], active: Mask | None) -> list[Any]:

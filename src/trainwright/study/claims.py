@@ -44,7 +44,7 @@ class Claims:
         self._rivals: dict[int, tuple[int, str]] = {}  # who was quicker to claim a trial, and which lease
         self._dead: set[str] = set()
         self._silent: set[str] = set()  # those of them of whom only their silence tells it: they may come back
-        self._told: set[str] = set()  # those of the dead that `newly_dead` has told
+        self._told: set[str] = set()  # those of the dead that `find_newly_dead` has told
         self._liveness = Liveness(log.ledger.lease_seconds)
         self._looked: dict[str, tuple[float, bool | None]] = {}  # when at a writer's beats, and what they told
         self._heard: dict[str, tuple[float, bool]] = {}  # likewise, of processes that live
@@ -60,7 +60,7 @@ class Claims:
         self._taken = {n: owner for n, owner in self._taken.items() if n not in self._state.trials}
         for number, owner in sorted(self._taken.items()):
             # A number whose claimer died before its proposal would be missing from the study for ever.
-            left_over = owner in self._log.mine or self.dead(owner)
+            left_over = owner in self._log.mine or self.is_dead(owner)
             if left_over and (limit is None or number < limit) and self._win_number(number):
                 return number
         if not team:
@@ -158,7 +158,7 @@ class Claims:
             return end
         return facts.lost(trial.number, trial.lease, why="it was taken over by another worker", blame=False)
 
-    def take_slot(self, hint: int | None) -> int:
+    def claim_slot(self, hint: int | None) -> int:
         """Return a worker slot, now ours: that of `hint`, or else the first free one from about where they are free."""
         first = hint if hint is not None else self.others if self.others > _MANY else 0
         self.slot = next(slot for slot in itertools.count(first) if self._take_over(f"slot/{slot}")[0] is not None)
@@ -172,7 +172,7 @@ class Claims:
         self._log.join()
         # Claims are never given back: the turn after a dead owner's is another key.
         while (owner := self._log.claim(f"{key}/{turn}")) not in self._log.mine:
-            if not self.dead(owner) or not self.dead(owner, afresh=True):
+            if not self.is_dead(owner) or not self.is_dead(owner, afresh=True):
                 return None, owner
             turn += 1
         return turn, owner
@@ -191,7 +191,7 @@ class Claims:
         writers = self._state.writers.items()
         return sum(not writer.left and name not in self._dead and writer.is_here for name, writer in writers)
 
-    def dead(self, writer: str, *, afresh: bool = False) -> bool | None:
+    def is_dead(self, writer: str, *, afresh: bool = False) -> bool | None:
         """Return whether a writer is known to be gone (we never are); None while that cannot be known yet.
 
         Of one that is only silent this is what the last look told, unless it is to be looked at `afresh`.
@@ -213,7 +213,7 @@ class Claims:
         else:
             pause = self._ledger.lease_seconds / _LOOKS
             if afresh or now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
-                verdict = self._liveness.dead(writer, known, self._ledger.heartbeats([writer])[writer])
+                verdict = self._liveness.is_dead(writer, known, self._ledger.heartbeats([writer])[writer])
                 self._looked[writer] = now, verdict
         if verdict is False and writer in self._silent:
             # It was cut off, or stood still, and goes on.
@@ -228,7 +228,7 @@ class Claims:
                 self._log.refresh()
         return verdict
 
-    def stands_still(self, writer: str) -> bool:
+    def is_silent(self, writer: str) -> bool:
         """Whether a holder of running trials has not beaten for the time of a lease, though its process may live.
 
         Whoever runs trials beats: so it has ended by an error and could not write that, or it was stopped.
@@ -248,7 +248,7 @@ class Claims:
         """Claim what one writer does for all; whether it is ours, as it is after the death of whoever had it."""
         return self._take_over(key)[0] is not None
 
-    def newly_dead(self) -> set[str]:
+    def find_newly_dead(self) -> set[str]:
         """Return writers found dead since the last call.
 
         Watching is a ring: each looks at those after it, in the order of their names, up to the second live one. So
@@ -258,7 +258,7 @@ class Claims:
         start = bisect(names, self._ledger.writer)
         live = strangers = 0
         for name in names[start:] + names[:start]:
-            verdict = self.dead(name)
+            verdict = self.is_dead(name)
             # Two live neighbours suffice: each of them watches those after it in turn.
             live += verdict is False
             strangers += verdict is None
@@ -279,7 +279,7 @@ class Claims:
         holders = {trial.holder for trial in trials if trial.status in held or trial.resizing}
         holders |= self.waited_for(limit)
         holders |= {owner for n, (lease, owner) in self._rivals.items() if self._state.trials[n].lease < lease}
-        return any(self.dead(holder) is None for holder in holders) or not self._dead <= self._told
+        return any(self.is_dead(holder) is None for holder in holders) or not self._dead <= self._told
 
     def waited_for(self, limit: int | None) -> set[str]:
         """Return who has claimed numbers below `limit`, but not proposed."""

@@ -281,7 +281,7 @@ class Study(Simulating):
         # It beats from the start, as reading a long ledger takes a while.
         with Heartbeat(log.ledger) as heartbeat:
             if team is not None:
-                team = replace(team, slot=log.claims.take_slot(rank))
+                team = replace(team, slot=log.claims.claim_slot(rank))
             view = SearchView(
                 self.space,
                 state.seed,

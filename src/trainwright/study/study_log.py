@@ -305,8 +305,8 @@ class StudyLog:
         if self.offered(trial):
             return True
         holder, status = trial.holder, trial.status
-        dead = holder in self.mine or self.claims.dead(holder) is True
-        dead = dead or (status is Status.RUNNING and self.claims.stands_still(holder))
+        dead = holder in self.mine or self.claims.is_dead(holder) is True
+        dead = dead or (status is Status.RUNNING and self.claims.is_silent(holder))
         return dead and (trial.holder, trial.status) == (holder, status)
 
 

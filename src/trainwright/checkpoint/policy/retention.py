@@ -86,7 +86,7 @@ class RetainedCheckpoints:
             blocking_seconds=blocking_seconds,
             persist_seconds=time.time() - published.manifest.times["saved_at"],
         )
-        self._kept = self._drop_others(kept, self._policy)
+        self._kept = self._delete_others(kept, self._policy)
 
     def publish_with_room(self, publish: Callable[[], Published]) -> Published:
         """Publish; where there is no room, drop all that can go and try once more."""
@@ -97,10 +97,10 @@ class RetainedCheckpoints:
                 raise
         # All can go but the newest good one, and what is pinned.
         if self._first:
-            self._kept = self._drop_others(self.known(), Retention(last=1))
+            self._kept = self._delete_others(self.known(), Retention(last=1))
         return publish()
 
-    def _drop_others(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
+    def _delete_others(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
         choice = choose_retained(checkpoints, policy)
         for dropped in choice.drop:
             # Renamed first: a folder that is half removed has no checkpoint's name.

@@ -125,11 +125,11 @@ def remove_leftovers(layer: FileLayer, home: Path, *, ended: bool) -> None:
     if not home.is_dir():
         return
     for path in home.iterdir():
-        if path.name.startswith(".trash-") or (path.name.startswith(".tmp-") and (ended or _is_abandoned(path))):
+        if path.name.startswith(".trash-") or (path.name.startswith(".tmp-") and (ended or _is_left_over(path))):
             layer.remove(path)
 
 
-def _is_abandoned(path: Path) -> bool:
+def _is_left_over(path: Path) -> bool:
     """Whether the writer of a temporary folder is gone: a process of this host that is no more, or one of long ago."""
     # The name says who writes: a process of this host can be asked for, that of another only waited for.
     host, process = path.name.split(".")[-3:-1]

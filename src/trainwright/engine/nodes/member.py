@@ -18,7 +18,7 @@ from typing import Any
 
 from trainwright.engine.devices import cores, visible_gpus
 from trainwright.engine.process.listener import keep_alive
-from trainwright.engine.process.worker_process import ChildProcess, free_address, thread_variables
+from trainwright.engine.process.worker_process import ChildProcess, find_free_address, thread_variables
 from trainwright.engine.protocol import Died
 from trainwright.errors import EngineError
 from trainwright.publishing import write_file
@@ -101,13 +101,13 @@ def serve_driver(
     with contextlib.suppress(OSError):
         # The driver's folder may not exist on this node.
         os.chdir(home)
-    line = _knock(driver, token)
+    line = _connect_to_driver(driver, token)
     # Its address on the network where the driver was reached.
     host = str(line.getsockname()[0])
     return _Member(Connection(line.detach()), driver, host, gpus=gpus, threads=threads).serve(slots)
 
 
-def _knock(driver: tuple[str, int], token: bytes) -> socket.socket:
+def _connect_to_driver(driver: tuple[str, int], token: bytes) -> socket.socket:
     line = socket.create_connection(driver, timeout=_KNOCK_SECONDS)
     # The worker uses the descriptor directly, without Python's timeouts.
     line.settimeout(None)
@@ -148,7 +148,7 @@ class _Member:
     def _obey(self, what: str, order: Any = None, *words: Any) -> None:
         """Do what the driver says: start a process, ask it to end, kill it, or name an address for ranks to meet."""
         if what == "address":
-            self._line.send(free_address(self._host))
+            self._line.send(find_free_address(self._host))
         elif what == "start":
             self._start_process(order)
         elif order in self._running:
@@ -160,7 +160,7 @@ class _Member:
 
     def _start_process(self, order: Order) -> None:
         try:
-            line = _knock(self._driver, order.token)
+            line = _connect_to_driver(self._driver, order.token)
         except OSError as error:
             said = Died(why=f"its node could not reach the driver: {error}", blame=False)
             self._line.send((order.serial, said))

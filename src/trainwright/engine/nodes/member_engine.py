@@ -73,7 +73,7 @@ class Member(LineWorker):
         """Let the member go: it ends its processes."""
         if self.connected:
             self.send(("bye",))
-        self.close_line()
+        self.close_connection()
 
 
 class RemoteWorker(Worker):
@@ -132,7 +132,7 @@ class RemoteWorker(Worker):
 
     def close(self, *, kill: bool) -> None:
         """End the process: at once, or by closing its line."""
-        self.close_line()
+        self.close_connection()
         if kill:
             self.member.tell("stop", self.serial)
 

@@ -60,7 +60,7 @@ class LineWorker:
         with contextlib.suppress(OSError):
             self.connection.send(message)
 
-    def close_line(self) -> None:
+    def close_connection(self) -> None:
         """Close the line, or expect the process no more."""
         self._listener.forget(self)
         if self._line is not None:
@@ -172,15 +172,15 @@ class WorkerListener:
         ready = []
         for key, _ in self._lines.select(max(0.0, timeout_seconds)):
             if key.fileobj is self._server:
-                self._admit_guests()
+                self._accept_connections()
             elif isinstance(key.fileobj, socket.socket):
-                self._greet_guest(key.fileobj)
+                self._authenticate(key.fileobj)
             else:
                 ready.append(key.data)
         # Whoever does not say who it is must not keep a connection for ever.
         late = time.monotonic() - _GREET_SECONDS
         for guest in [guest for guest, (since, _) in self._guests.items() if since < late]:
-            self._dismiss_guest(guest)
+            self._reject(guest)
             guest.close()
         return ready
 
@@ -192,7 +192,7 @@ class WorkerListener:
         if self._server is not None:
             self._server.close()
 
-    def _admit_guests(self) -> None:
+    def _accept_connections(self) -> None:
         assert self._server is not None  # noqa: S101 -- it has just been ready
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while True:
@@ -201,7 +201,7 @@ class WorkerListener:
                 self._guests[guest] = time.monotonic(), bytearray()
                 self._lines.register(guest, selectors.EVENT_READ)
 
-    def _greet_guest(self, guest: socket.socket) -> None:
+    def _authenticate(self, guest: socket.socket) -> None:
         """Let a guest in whose token is expected; anybody else is none of ours."""
         _, said = self._guests[guest]
         try:
@@ -213,7 +213,7 @@ class WorkerListener:
             # The rest is on its way.
             return
         worker = self._expected.pop(bytes(said), None)
-        self._dismiss_guest(guest)
+        self._reject(guest)
         if worker is None:
             guest.close()
             return
@@ -221,6 +221,6 @@ class WorkerListener:
         keep_alive(guest)
         self.watch(worker, Connection(guest.detach()))
 
-    def _dismiss_guest(self, guest: socket.socket) -> None:
+    def _reject(self, guest: socket.socket) -> None:
         del self._guests[guest]
         self._lines.unregister(guest)

@@ -67,7 +67,7 @@ def verify_trial(
         return prove(launch, Path(folder), steps=steps, drop=drop, ranks=ranks, trial=function, seed=seed)
 
 
-class _GoOn:
+class _ContinueChannel:
     """The channel of a trial that always goes on."""
 
     def exchange(self, _records: list[Record]) -> bool:
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         trial = importlib.import_module("trainwright.train.trial")
         # whichever the function takes, or `trial.prepare`
         home.Manager = trainwright.checkpoint.Manager = trial.Manager = manager  # type: ignore[misc,attr-defined]
-        outcome = run_assignment(load_function(function), assignment, _GoOn(), gpu=bool(visible_gpus()))
+        outcome = run_assignment(load_function(function), assignment, _ContinueChannel(), gpu=bool(visible_gpus()))
     if isinstance(outcome, Returned | StoppedEarly):
         return 0
     sys.stderr.write(f"{outcome.why if isinstance(outcome, Died) else outcome.message}\n")

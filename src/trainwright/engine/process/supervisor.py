@@ -223,6 +223,6 @@ def _end_workers(workers: Iterable[Worker]) -> None:
     """Let idle processes end, all at the same time."""
     ended = list(workers)
     for worker in ended:
-        worker.close_line()
+        worker.close_connection()
     for worker in ended:
         worker.close(kill=False)

@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 _ASK_SECONDS = 0.02
 
 
-class _Remote:
+class _DriverChannel:
     """The channel of a trial whose ledger is kept by the driver."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
@@ -93,7 +93,7 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
             continue
         # Lets a study inside a trial run; only processes that the trial spawns stop at its `study.run`.
         os.environ[IN_WORKER] = str(os.getpid())
-        outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)
+        outcome = run_assignment(train, assignment, _DriverChannel(connection), gpu=gpu)
         _free_memory()
         if not frozen:
             # Imported objects stay for good: the collector need not visit them after every trial.

@@ -21,7 +21,7 @@ from trainwright.errors import EngineError
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 from trainwright.train.assignment import Assignment
 
-__all__ = ["ChildProcess", "WorkerProcess", "free_address", "log_path", "thread_variables"]
+__all__ = ["ChildProcess", "WorkerProcess", "find_free_address", "log_path", "thread_variables"]
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
@@ -140,11 +140,11 @@ class WorkerProcess(ChildProcess, Worker):
 
     def find_address(self) -> str:
         """Return an address of this machine."""
-        return free_address()
+        return find_free_address()
 
     def close(self, *, kill: bool) -> None:
         """End the process: at once, or by closing its line and waiting a little."""
-        self.close_line()
+        self.close_connection()
         super().close(kill=kill)
 
 
@@ -156,7 +156,7 @@ def log_path(directory: Path | None, assignment: Assignment) -> str | None:
     return str(directory / "logs" / f"trial-{assignment.trial:06d}" / f"lease-{assignment.lease}{rank}.log")
 
 
-def free_address(host: str = "127.0.0.1") -> str:
+def find_free_address(host: str = "127.0.0.1") -> str:
     """Return an address of this machine where nobody listens.
 
     It is used only seconds later. Ports that the system gives to outgoing connections would often be taken by then.

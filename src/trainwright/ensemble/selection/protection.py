@@ -15,7 +15,7 @@ from trainwright.ensemble.metrics import Array, Metric
 from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, make_scorer
 from trainwright.ensemble.selection.greedy import BudgetedGreedy, rank_top
 
-__all__ = ["ProcedureEstimate", "Protection", "cross_validated", "protect"]
+__all__ = ["ProcedureEstimate", "Protection", "cross_validate", "protect"]
 
 Procedure = Callable[[Candidates, Scorer], Picks]
 
@@ -69,7 +69,7 @@ def protect(
     scorer = make_scorer(candidates, metric)
     every = {name: found(candidates, scorer) for name, found in procedures.items()}
     outside = {
-        name: cross_validated(candidates, metric, found, folds=folds, repeats=repeats, seed=seed)
+        name: cross_validate(candidates, metric, found, folds=folds, repeats=repeats, seed=seed)
         for name, found in procedures.items()
     }
     # Differences are taken row by row: the same hard rows cost every procedure, which cancels.
@@ -97,7 +97,7 @@ def protect(
     return Protection(checked=checked, chosen=chosen, reason=reason, picks=every[chosen], warnings=warnings)
 
 
-def cross_validated(
+def cross_validate(
     candidates: Candidates, metric: Metric, procedure: Procedure, *, folds: int = 5, repeats: int = 5, seed: int = 0
 ) -> tuple[Array, float]:
     """Return the out-of-fold loss of each row [N], mean over repeats, and the optimism of a procedure.

@@ -11,7 +11,7 @@ from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.strategies.pipeline import PipelineStages, in_flight
 
-__all__ = ["MemoryFootprint", "footprint"]
+__all__ = ["MemoryFootprint", "peak_bytes"]
 
 _IN_TURN = 8.0  # most bytes an element of temporaries that an optimizer makes of one parameter: two numbers in fp32
 
@@ -37,7 +37,7 @@ class MemoryFootprint:
         return cls(**columns)
 
 
-def footprint(
+def peak_bytes(
     arrays: ModelArrays, optimizer: Optimizer, mesh: Mesh, costs: BlockCosts, *, place: Ints, stages: PipelineStages
 ) -> MemoryFootprint:
     """Return the bytes of every candidate.

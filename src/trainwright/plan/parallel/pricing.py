@@ -11,7 +11,7 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.plan.parallel.block_costs import BlockCosts, block_costs
 from trainwright.plan.parallel.exposure import StageTimes, exposed_seconds
-from trainwright.plan.parallel.footprint import MemoryFootprint, footprint
+from trainwright.plan.parallel.footprint import MemoryFootprint, peak_bytes
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Optimizer
@@ -166,7 +166,7 @@ class Pricer:
             waiting[rows] = np.where(gpipe, times[0].max(axis=1) + times[1].max(axis=1), both.max(axis=1))
             cut_bytes[rows] = self.arrays.scaled(stages.cut_bytes)
             some = mesh.take(rows)
-            parts.append((rows, footprint(self.arrays, self.optimizer, some, costs, place=place[rows], stages=stages)))
+            parts.append((rows, peak_bytes(self.arrays, self.optimizer, some, costs, place=place[rows], stages=stages)))
         trained, experts = costs.trained[place], costs.trained_experts[place]
         load = StageLoad(runs=heaviest, weights=weights, trained=trained, trained_experts=experts, cut_bytes=cut_bytes)
         exchanges = [

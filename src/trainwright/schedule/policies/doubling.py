@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import MARGIN, Resizing, retreat, use_faster_nodes
+from trainwright.schedule.policies.resizing import MARGIN, Resizing, shrink_back, use_faster_nodes
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.validators import integer, number, one_of, optional
 
@@ -84,7 +84,7 @@ class _Planner:
             self._serve_those_that_rest(allocator)
             return
         if running is not None:
-            retreat(allocator, running)
+            shrink_back(allocator, running)
         allocator.start_waiting(new=allocator.new_trial_waits())
         if allocator.new_trial_waits():
             return

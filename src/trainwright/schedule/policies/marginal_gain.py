@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import Resizing, retreat, use_faster_nodes
+from trainwright.schedule.policies.resizing import Resizing, shrink_back, use_faster_nodes
 from trainwright.validators import number
 
-__all__ = ["MarginalGain", "Rows", "fill"]
+__all__ = ["MarginalGain", "Rows", "minimise_makespan"]
 
 Floats = NDArray[np.float64]
 
@@ -56,7 +56,7 @@ class MarginalGain(Resizing):
         return _Planner(self)
 
 
-def fill(ends: Floats, costs: Floats, supply: float) -> NDArray[np.intp]:
+def minimise_makespan(ends: Floats, costs: Floats, supply: float) -> NDArray[np.intp]:
     """Return for each of n trials the choice, of L, by which the latest end is least within `supply`.
 
     `ends` and `costs`, both (L, n), are when a trial ends by each choice (inf: not allowed) and the devices that it
@@ -139,7 +139,7 @@ class _Planner:
     def plan(self, allocator: DeviceAllocator) -> None:
         running = allocator.changed
         if running is not None:
-            retreat(allocator, running)
+            shrink_back(allocator, running)
         allocator.start_waiting(new=False)
         known = bool(allocator.rungs) and allocator.estimates.epoch_seconds() is not None
         if allocator.new_trial_waits():
@@ -240,7 +240,7 @@ class _Planner:
         ends, costs = self._list_choices(allocator, due, work, size, _DOUBLINGS)
         # Devices of trials that will not survive their next rung are counted as free by then.
         supply = allocator.free + float(((1 - chance) * size).sum())
-        doublings = int(fill(ends, costs * chance, supply)[place])
+        doublings = int(minimise_makespan(ends, costs * chance, supply)[place])
         # Who explores does so for others, too.
         explores = self._unknown(allocator)[place] and len(ends) > 1 and np.isfinite(ends[1, place])
         return int(running.size) << max(doublings, int(explores))

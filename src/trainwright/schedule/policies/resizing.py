@@ -10,7 +10,7 @@ from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.settings import Settings
 from trainwright.validators import integer, optional
 
-__all__ = ["MARGIN", "Resizing", "retreat", "use_faster_nodes"]
+__all__ = ["MARGIN", "Resizing", "shrink_back", "use_faster_nodes"]
 
 MARGIN = 1.1
 """A change must be worth it by a tenth: expectations err."""
@@ -50,7 +50,7 @@ class Resizing(Settings, error=ScheduleError):
         return BuddyAllocator(slots, slots_per_node)
 
 
-def retreat(allocator: DeviceAllocator, running: RunningTrial) -> bool:
+def shrink_back(allocator: DeviceAllocator, running: RunningTrial) -> bool:
     """Let a trial that growth has made slower go back, to the size on which it expects to end first."""
     if not (running.is_settled and running.start_epoch_seconds and running.epoch_seconds):
         return False

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
 from trainwright.schedule.rules.promotion_rule import Event, Opened
-from trainwright.schedule.rules.rung_rule import FIRST, AsynchronousRule, RungRule, ladder
+from trainwright.schedule.rules.rung_rule import FIRST, AsynchronousRule, RungRule, rung_ladder
 from trainwright.schedule.rungs.brackets import Brackets
 from trainwright.schedule.rungs.rungs import AdaptiveRung, QuantileRung, Rungs, RungTable
 from trainwright.validators import integer, one_of
@@ -123,8 +123,8 @@ class Hyperband(AsynchronousRule):
     def brackets(self) -> tuple[tuple[int, ...], ...]:
         """The rungs of each bracket; the last has none if its first would be the full length."""
         # One more than the length, so that the last bracket may train everybody to the end.
-        firsts = ladder(self.first_rung, self.max_epochs + 1, self._factor)
-        return tuple(ladder(first, self.max_epochs, self._factor) for first in firsts)
+        firsts = rung_ladder(self.first_rung, self.max_epochs + 1, self._factor)
+        return tuple(rung_ladder(first, self.max_epochs, self._factor) for first in firsts)
 
     @property
     def weights(self) -> tuple[int, ...]:

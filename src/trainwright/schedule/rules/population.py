@@ -155,7 +155,7 @@ class PopulationBasedTraining(PromotionRule, Settings, error=ScheduleError):
                 if generator.random() < self.resample:
                     changed[place] = drawn[place]
                 elif name in parent.params:
-                    changed[place] = _moved(space.parameters[name], parent.params[name], factor)
+                    changed[place] = _perturb(space.parameters[name], parent.params[name], factor)
             (found,) = space.decode(space.settle(changed[None, :]))
             # What is not perturbed stays as it is: a row may round its last bit.
             kept = {name: value for name, value in parent.params.items() if name not in self.perturb}
@@ -249,7 +249,7 @@ class PopulationBasedTraining(PromotionRule, Settings, error=ScheduleError):
         return [number for number in going if index.members[number].epoch < self.max_epochs]
 
 
-def _moved(parameter: object, value: float, factor: float) -> float:
+def _perturb(parameter: object, value: float, factor: float) -> float:
     """Return the unit of a number times a factor, within its bounds; on a grid it moves by one point at least."""
     assert isinstance(parameter, Float | Int)  # noqa: S101 -- `check_space` refuses others
     step = parameter.step or float(isinstance(parameter, Int))

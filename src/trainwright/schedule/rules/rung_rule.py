@@ -24,7 +24,7 @@ from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, one_of, optional
 
-__all__ = ["FIRST", "AsynchronousRule", "RungIndex", "RungRule", "as_fraction", "ladder"]
+__all__ = ["FIRST", "AsynchronousRule", "RungIndex", "RungRule", "as_fraction", "rung_ladder"]
 
 RungIndex = Rungs | Brackets
 FIRST = optional(integer(minimum=1, of="epochs"), words="None for three rungs")
@@ -36,7 +36,7 @@ def as_fraction(eta: float | Fraction) -> Fraction:
     return Fraction(eta).limit_denominator(1000)
 
 
-def ladder(min_epochs: int, max_epochs: int, eta: Fraction) -> tuple[int, ...]:
+def rung_ladder(min_epochs: int, max_epochs: int, eta: Fraction) -> tuple[int, ...]:
     """Return the rungs ceil(min_epochs * eta^k) below `max_epochs`, strictly increasing.
 
     Never by logarithms: floor(log(243/3)/log(3)) is 3 in floating point, one rung short.
@@ -79,7 +79,7 @@ class RungRule(PromotionRule, Settings, error=ScheduleError):
     @property
     def rungs(self) -> tuple[int, ...]:
         """The epochs at which trials are compared."""
-        return ladder(self.first_rung, self.max_epochs, self._factor)
+        return rung_ladder(self.first_rung, self.max_epochs, self._factor)
 
     @property
     def first_rung(self) -> int:

@@ -11,7 +11,7 @@ from trainwright.serve.http.connection import HttpExchange
 from trainwright.serve.http.infer_request import InferRequest, read_request
 from trainwright.serve.http.metrics import PrometheusMetrics
 from trainwright.serve.http.models import ServedModel
-from trainwright.serve.http.replies import compress_reply, inflate_body, write_reply
+from trainwright.serve.http.replies import compress_reply, decompress_body, write_reply
 from trainwright.serve.http.tensors import HEADER_LENGTH
 from trainwright.serve.service import Limits, Response
 
@@ -43,7 +43,7 @@ class InferenceEndpoint:
         length, encoding = _read_headers(exchange)
         body = exchange.body
         if encoding is not None:
-            body = inflate_body(body, encoding, self._limits.body_bytes)
+            body = decompress_body(body, encoding, self._limits.body_bytes)
         request = read_request(body, length, model.signature, self._limits)
         submitted = time.perf_counter()
         future = model.service.submit(request.x, request.options)

@@ -13,7 +13,7 @@ from trainwright.serve.http.infer_request import INTERVAL, SET, InferRequest, To
 from trainwright.serve.http.tensors import HEADER_LENGTH, encode_tensor
 from trainwright.serve.service import Response
 
-__all__ = ["compress_reply", "describe_reply", "inflate_body", "json_of", "write_reply"]
+__all__ = ["compress_reply", "decompress_body", "describe_reply", "json_of", "write_reply"]
 
 _DEGRADED = "X-Trainwright-Degraded"
 _BINARY, _JSON = b"content-type: application/octet-stream\r\n", b"content-type: application/json\r\n"
@@ -80,7 +80,7 @@ def compress_reply(body: bytes, headers: bytes, accepted: str) -> tuple[bytes, b
     return packer.compress(body) + packer.flush(), headers + f"content-encoding: {kind}\r\n".encode()
 
 
-def inflate_body(body: bytes, encoding: str, most: int) -> bytes:
+def decompress_body(body: bytes, encoding: str, most: int) -> bytes:
     """Return a body as it was before compression; raises RequestError, TooLarge beyond `most` bytes."""
     unpacker = zlib.decompressobj(_WINDOWS[encoding])
     try:

@@ -11,7 +11,7 @@ from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
 from trainwright.serve.placement.failover import fail_over
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import describe_member
-from trainwright.serve.runtime.worker_slots import Health, ServingProcess, UnitQueue, WorkerSlot, WorkerState
+from trainwright.serve.runtime.worker_slots import ServingProcess, UnitQueue, WorkerHealth, WorkerSlot, WorkerState
 from trainwright.serve.service import DeploymentSettings
 
 __all__ = ["WorkerPool"]
@@ -72,7 +72,7 @@ class WorkerPool:
         return completes
 
     def _add_worker(self, instance: Instance) -> WorkerSlot:
-        worker = WorkerSlot(instance=instance, health=Health(settings=self._settings))
+        worker = WorkerSlot(instance=instance, health=WorkerHealth(settings=self._settings))
         self.queue_of(worker).workers.append(worker)
         return worker
 

@@ -204,7 +204,7 @@ class WorkerRuntime(Runtime):
         try:
             message = receive_message(process.line)
         except (EOFError, OSError):
-            self._handle_failure(worker, "")
+            self._restart_worker(worker, "")
             return
         worker.heard = time.monotonic()
         if not isinstance(message, list):
@@ -247,12 +247,12 @@ class WorkerRuntime(Runtime):
                 line = self._pool.open(worker, self._arena, now)
                 self._selector.register(line, selectors.EVENT_READ, worker)
             elif process is not None and process.ended and not process.line.poll():
-                self._handle_failure(worker, "")
+                self._restart_worker(worker, "")
             # Reports restart the clock, so that a slow batch is no hanging worker.
             elif worker.state is WorkerState.STARTING and now > worker.heard + self._settings.start_seconds:
-                self._handle_failure(worker, f"did not start within {self._settings.start_seconds:g} s")
+                self._restart_worker(worker, f"did not start within {self._settings.start_seconds:g} s")
             elif worker.in_flight and worker.health.hung(now - worker.heard):
-                self._handle_failure(worker, f"was silent for {now - worker.heard:.1f} s")
+                self._restart_worker(worker, f"was silent for {now - worker.heard:.1f} s")
 
     def _handle_built(self, worker: WorkerSlot, message: Mapping[str, Any]) -> None:
         shape = tuple(message["output_shape"])
@@ -280,7 +280,7 @@ class WorkerRuntime(Runtime):
         self._refusal = self._refusal or ServeError(why)
         self._started.set()
 
-    def _handle_failure(self, worker: WorkerSlot, why: str) -> None:
+    def _restart_worker(self, worker: WorkerSlot, why: str) -> None:
         """End a worker's process, requeue its requests in flight, and decide when the next process starts."""
         if worker.process is None:
             return
@@ -289,7 +289,7 @@ class WorkerRuntime(Runtime):
         how = worker.process.kill()
         worker.process = None
         queue = self._pool.queue_of(worker)
-        for slot in queue.take_back(worker):
+        for slot in queue.requeue(worker):
             self._segments.release(slot, leases=1)
         worker.why = f"its worker {why or how}" + (f" ({worker.said})" if worker.said and not why else "")
         now = time.monotonic()

@@ -25,7 +25,7 @@ from trainwright.serve.runtime.arena import Arena, SlotTask, send_message
 from trainwright.serve.runtime.batching import SegmentSlot
 from trainwright.serve.service import DeploymentSettings
 
-__all__ = ["CREDITS", "Health", "ServingProcess", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
+__all__ = ["CREDITS", "ServingProcess", "UnitQueue", "UnitWork", "WorkerHealth", "WorkerSlot", "WorkerState"]
 
 CREDITS = 2  # tasks that a process may have at once: one that it computes, and the next
 _WINDOW = 64  # batches whose median is the usual one
@@ -89,7 +89,7 @@ class ServingProcess:
 
 
 @dataclass(kw_only=True)
-class Health:
+class WorkerHealth:
     """What is known of an instance's past; pure: times are given."""
 
     settings: DeploymentSettings
@@ -148,7 +148,7 @@ class WorkerSlot:
     """One instance of the plan."""
 
     instance: Instance
-    health: Health
+    health: WorkerHealth
     state: WorkerState = WorkerState.WAITING
     process: ServingProcess | None = None
     joining: bool = False  # of a unit that moved, until it can compute
@@ -248,7 +248,7 @@ class UnitQueue:
             if work.wanted:
                 worker.assign(work, now)
 
-    def take_back(self, worker: WorkerSlot) -> list[SegmentSlot]:
+    def requeue(self, worker: WorkerSlot) -> list[SegmentSlot]:
         """Requeue what a worker's process had; return the slots on which it held leases."""
         works = list(worker.in_flight.values())
         worker.in_flight.clear()

@@ -18,10 +18,10 @@ from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget, TeamSettings
+from trainwright.study.driver.clone_checkpoints import check_folder, move_to_clone
 from trainwright.study.driver.failures import FailureLimit
+from trainwright.study.driver.graceful_shutdown import GracefulShutdown
 from trainwright.study.driver.heartbeat import Heartbeat
-from trainwright.study.driver.inheritance import check_folder, hand_over
-from trainwright.study.driver.leaving import Leaving
 from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.trial_queue import TrialQueue
 from trainwright.study.driver.trial_run import NO_ROOM, TrialRun, end_record, preemption_record
@@ -57,7 +57,7 @@ class Driver:
     def __post_init__(self) -> None:
         log, say = self.log, self.progress.say
         self.allocator = Allocator()
-        self.leaving = Leaving(log, self.budget, self.allocator.runs, say)
+        self.leaving = GracefulShutdown(log, self.budget, self.allocator.runs, say)
         self.queue = TrialQueue(
             log=log,
             rule=self.rule,
@@ -177,7 +177,7 @@ class Driver:
             return True
         if queue.outdated:
             return False
-        if queue.enough() and not queue.contested:
+        if queue.is_budget_used() and not queue.contested:
             return True
         return not (bool(queue.waiting) or queue.allowed() != allowed or self._expects_news())
 
@@ -215,7 +215,7 @@ class Driver:
         trial = self.log.state.trials[number]
         self.progress.warn_of_repeat(trial, self.log.directory)
         if trial.exploits is not None:
-            hand_over(self.log.directory, trial)
+            move_to_clone(self.log.directory, trial)
         self.allocator.runs[number] = TrialRun(lease=lease, block=block, since=time.monotonic(), before=before)
         assignment = Assignment(
             trial=number,
@@ -386,7 +386,7 @@ class Driver:
         if (now := time.monotonic()) - self._watched_at < _WATCH_SECONDS:
             return
         self._watched_at = now
-        if dead := self.log.claims.newly_dead():
+        if dead := self.log.claims.find_newly_dead():
             trials = self.log.state.trials
             self.queue.take_over([number for number in self.log.state.open if trials[number].holder in dead])
         self.queue.retry()

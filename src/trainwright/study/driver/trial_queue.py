@@ -17,8 +17,8 @@ from trainwright.search.searcher import Learner
 from trainwright.space.configuration import Configuration
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.clone_checkpoints import link_parent_checkpoint
 from trainwright.study.driver.failures import secure_failures
-from trainwright.study.driver.inheritance import put_by
 from trainwright.study.driver.progress import Progress
 from trainwright.study.projections import RuleProjection
 from trainwright.study.study_log import StudyLog
@@ -69,7 +69,7 @@ class TrialQueue:
 
     def waits(self) -> bool:
         """Whether there would be a new trial to start."""
-        return not (self.enough() or self.exhausted) and isinstance(self.rule.on_free(self.view()), New | Clone)
+        return not (self.is_budget_used() or self.exhausted) and isinstance(self.rule.on_free(self.view()), New | Clone)
 
     def next_trial(self, *, new: bool = True) -> PendingTrial | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
@@ -91,7 +91,7 @@ class TrialQueue:
         while self.waiting:
             number = self.waiting[0]
             done = not self._is_open(number) or self._settle_verdict(trials[number])
-            if not done and self.enough():
+            if not done and self.is_budget_used():
                 return None
             self.waiting.popleft()
             if not done and self.fits(number):
@@ -114,7 +114,7 @@ class TrialQueue:
             if isinstance(answer, Promote):
                 if self._claim_promotion(answer):
                     return answer.trial
-            elif not new or self.enough() or self.exhausted:
+            elif not new or self.is_budget_used() or self.exhausted:
                 return None
             elif isinstance(answer, Clone):
                 if (number := self._propose_clone(answer)) is not None:
@@ -197,7 +197,7 @@ class TrialQueue:
             return None
         try:
             parent, rule, space = log.state.trials[answer.parent], self.rule.rule, self.searcher_view.space
-            epoch = put_by(log.directory, parent, answer.replaces, number)
+            epoch = link_parent_checkpoint(log.directory, parent, answer.replaces, number)
             given = Configuration(params=parent.params, key=parent.key)
             found = rule.clone_of(space, given, seed=log.state.seed, number=number)
             proposal = replace(found, number=number, origin={"searcher": type(rule).__name__})
@@ -209,7 +209,7 @@ class TrialQueue:
 
     # The budget.
 
-    def enough(self) -> bool:
+    def is_budget_used(self) -> bool:
         """Whether all results that the budget allows are there, or would be if every running trial gives one."""
         # Each trial that runs or was handed out is expected to give a result, so that none starts in vain.
         expected = self.log.state.results + len(self.allocator.runs) + self.granted

@@ -21,7 +21,7 @@ from trainwright.study.driver.trial_run import TrialRun
 from trainwright.study.projections import DeviceSecondsProjection
 from trainwright.study.study_log import StudyLog
 
-__all__ = ["LEAVE_FILE", "LeaveFile", "Leaving", "TimeLeft"]
+__all__ = ["LEAVE_FILE", "GracefulShutdown", "LeaveFile", "TimeLeft"]
 
 _OUT_OF_TIME = "wall seconds"
 """Why a driver leaves whose time is over."""
@@ -135,7 +135,7 @@ class LeaveFile:
         return found
 
 
-class Leaving:
+class GracefulShutdown:
     """Watches signals and budgets of time for a driver whose trials are `running`; entered while it works."""
 
     def __init__(

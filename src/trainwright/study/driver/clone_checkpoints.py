@@ -18,7 +18,7 @@ from trainwright.ledger import TrialState
 from trainwright.publishing import FileLayer, make_folder, publish
 from trainwright.schedule import PromotionRule
 
-__all__ = ["check_folder", "hand_over", "put_by"]
+__all__ = ["check_folder", "link_parent_checkpoint", "move_to_clone"]
 
 _TRIES = 5  # the parent may drop a checkpoint while it is linked
 
@@ -32,12 +32,12 @@ def check_folder(rule: PromotionRule, directory: Path | None) -> None:
         )
 
 
-def put_by(directory: Path | None, parent: TrialState, replaces: int, number: int) -> int:
+def link_parent_checkpoint(directory: Path | None, parent: TrialState, replaces: int, number: int) -> int:
     """Put the newest checkpoint of `parent` by for trial `number`; return its epoch.
 
     Raises `StudyError` if there is none.
     """
-    place = _put_by_folder(directory, replaces)
+    place = _linked_folder(directory, replaces)
     shutil.rmtree(place, ignore_errors=True)
     make_folder(place)
     for _ in range(_TRIES):
@@ -54,10 +54,10 @@ def put_by(directory: Path | None, parent: TrialState, replaces: int, number: in
     )
 
 
-def hand_over(directory: Path | None, clone: TrialState) -> None:
+def move_to_clone(directory: Path | None, clone: TrialState) -> None:
     """Move what was put by to the clone, as that of a run before its first; nothing if that is done."""
     if clone.exploits is not None:
-        place, home = _put_by_folder(directory, clone.exploits.replaces), _folder(directory, clone.number)
+        place, home = _linked_folder(directory, clone.exploits.replaces), _folder(directory, clone.number)
         if place.is_dir():
             make_folder(home)
             place.rename(home / "lease-0")
@@ -85,5 +85,5 @@ def _folder(directory: Path | None, number: int) -> Path:
     return directory / "checkpoints" / f"trial-{number:06d}"
 
 
-def _put_by_folder(directory: Path | None, replaces: int) -> Path:
+def _linked_folder(directory: Path | None, replaces: int) -> Path:
     return _folder(directory, replaces) / "put-by"
