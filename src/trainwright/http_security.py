@@ -118,8 +118,8 @@ class AccessRules:
         origins = _values(scope, b"origin")
         if any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
             return 403, "a page of another origin asked", {}
-        place = self._entered(scope)
-        if place is None and not self._allowed(scope):
+        place = self._strip_token(scope)
+        if place is None and not self._is_authorized(scope):
             return 401, "a token is needed: open the address that was printed", {"www-authenticate": "Bearer"}
         lengths = _values(scope, b"content-length")
         if any(not length.isdigit() or int(length) > self.max_body_bytes for length in lengths):
@@ -138,21 +138,21 @@ class AccessRules:
         address = _address(name)
         return address is not None and (address.is_loopback or not self._loopback_only)
 
-    def _allowed(self, scope: Mapping[str, Any]) -> bool:
+    def _is_authorized(self, scope: Mapping[str, Any]) -> bool:
         if self._token is None or scope["path"] in self._open_paths:
             return True
         given = [line[7:].strip() for line in _values(scope, b"authorization") if line[:7].lower() == "bearer "]
-        if any(_same(each, self._token) for each in given):
+        if any(_equal_secrets(each, self._token) for each in given):
             return True
         name, wanted = _cookie_name(scope), _digest(self._token)
-        return any(_same(each, wanted) for line in _values(scope, b"cookie") for each in _cookies(line, name))
+        return any(_equal_secrets(each, wanted) for line in _values(scope, b"cookie") for each in _cookies(line, name))
 
-    def _entered(self, scope: Mapping[str, Any]) -> str | None:
+    def _strip_token(self, scope: Mapping[str, Any]) -> str | None:
         """Return the place to go on to if the address holds the token, without it; None if it does not."""
         if self._token is None or scope["method"] not in {"GET", "HEAD"}:
             return None
         query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-        if not any(name == "token" and _same(value, self._token) for name, value in query):
+        if not any(name == "token" and _equal_secrets(value, self._token) for name, value in query):
             return None
         rest = urlencode([pair for pair in query if pair[0] != "token"])
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -261,5 +261,5 @@ def _digest(token: str) -> str:
     return hmac.new(token.encode(), b"trainwright cookie", hashlib.sha256).hexdigest()
 
 
-def _same(one: str, other: str) -> bool:
+def _equal_secrets(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())

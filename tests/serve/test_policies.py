@@ -11,17 +11,17 @@ class TestHealth:
     def test_back_off_and_giving_up(self):
         """Restarts come later and later, a third end within the window gives up, ends long ago are forgotten."""
         health = WorkerHealth(settings=DeploymentSettings(backoff_seconds=0.5, failures=3, failure_seconds=60.0))
-        assert [health.failed(0.0), health.failed(1.0), health.failed(2.0)] == [0.5, 1.0, None]
-        assert health.failed(100.0) == 0.5
+        assert [health.restart_delay(0.0), health.restart_delay(1.0), health.restart_delay(2.0)] == [0.5, 1.0, None]
+        assert health.restart_delay(100.0) == 0.5
 
     def test_hung(self):
         """Ten medians and some seconds of silence."""
         health = WorkerHealth(settings=DeploymentSettings(hung_seconds=5.0))
-        assert not health.hung(5.0)
+        assert not health.is_hung(5.0)
         for seconds in (1.0, 1.0, 90.0):
             health.batch(seconds)
-        assert not health.hung(15.0)
-        assert health.hung(15.1)
+        assert not health.is_hung(15.0)
+        assert health.is_hung(15.1)
 
 
 @pytest.mark.parametrize(

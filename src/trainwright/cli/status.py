@@ -17,7 +17,7 @@ __all__ = ["status"]
 
 _WHY = {
     "running": "",
-    "silent": ": no heartbeat from its worker; others resume it if that lasts",
+    "silent": ": nothing heard of its worker; others resume it if that lasts",
     "lost": ": its worker is gone; run the study again to resume it",
 }
 
@@ -44,7 +44,7 @@ def status(
 
 
 def _collect_content(study: Any) -> dict[str, Any]:
-    # Trials recorded as running may have lost their worker; its missing heartbeats tell.
+    # Trials recorded as running may have lost their worker; its `Liveness` tells.
     words = study.under_way
     # With one objective the front is the best trial alone.
     front = [

@@ -11,7 +11,7 @@ from trainwright.engine.devices import cores, visible_gpus
 from trainwright.engine.process.listener import Worker
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.process.supervisor import LIMIT, Supervisor
-from trainwright.engine.process.worker_process import WorkerProcess, thread_variables
+from trainwright.engine.process.worker_process import WorkerProcess, thread_environment
 from trainwright.engine.protocol import SPEEDS, Block, Died, Handler, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.ledger import Record
@@ -104,7 +104,7 @@ class Local(Supervisor, Settings, error=EngineError):
 
     def _make_environment(self, block: range) -> dict[str, str]:
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
-        threads = thread_variables(max(1, cores() * len(block) // self.workers))
+        threads = thread_environment(max(1, cores() * len(block) // self.workers))
         return {**threads, "CUDA_VISIBLE_DEVICES": gpus}
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:

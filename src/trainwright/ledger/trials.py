@@ -281,7 +281,7 @@ class TrialState:
 
     @property
     def hopeless(self) -> bool:
-        """Whether it lost too many leases without progress to be tried again."""
+        """Whether it lost too many leases without progress to be retried: it is abandoned."""
         lost = self.vain_losses
         return len(lost) >= MAX_LOSSES or sum(lease.blamed for lease in lost) > MAX_RESTARTS
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainwright.engine.devices import cores, visible_gpus
 from trainwright.engine.process.listener import keep_alive
-from trainwright.engine.process.worker_process import ChildProcess, find_free_address, thread_variables
+from trainwright.engine.process.worker_process import ChildProcess, find_free_address, thread_environment
 from trainwright.engine.protocol import Died
 from trainwright.errors import EngineError
 from trainwright.publishing import write_file
@@ -166,7 +166,7 @@ class _Member:
             self._line.send((order.serial, said))
             return
         gpu = self._gpus[order.slot % len(self._gpus)] if self._gpus else ""
-        environment = {**thread_variables(self._threads), "CUDA_VISIBLE_DEVICES": gpu}
+        environment = {**thread_environment(self._threads), "CUDA_VISIBLE_DEVICES": gpu}
         self._running[order.serial] = order, ChildProcess(environment, line)
 
     def _look_after_processes(self) -> None:

@@ -21,7 +21,7 @@ from trainwright.errors import EngineError
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 from trainwright.train.assignment import Assignment
 
-__all__ = ["ChildProcess", "WorkerProcess", "find_free_address", "log_path", "thread_variables"]
+__all__ = ["ChildProcess", "WorkerProcess", "find_free_address", "log_path", "thread_environment"]
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
@@ -170,7 +170,7 @@ def find_free_address(host: str = "127.0.0.1") -> str:
     raise EngineError(f"no free port on {host} in {_TRIES} tries from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1}")
 
 
-def thread_variables(threads: int) -> dict[str, str]:
+def thread_environment(threads: int) -> dict[str, str]:
     """Return the environment of a worker of so many threads; idle ones would spin on other workers' cores."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}

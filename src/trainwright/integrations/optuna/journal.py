@@ -99,7 +99,7 @@ def _make_trials(finished: FinishedTrials) -> Iterable["FrozenTrial"]:
     from optuna.trial import create_trial
 
     parameters = Space.from_json(finished.state.space or {}).parameters
-    found = {name: _distribution(parameter) for name, parameter in parameters.items()}
+    found = {name: _to_distribution(parameter) for name, parameter in parameters.items()}
     distributions = {name: shape for name, shape in found.items() if shape is not None}
     for trial in finished.trials:
         # Objectives are Optuna's values; all other metrics become user attributes.
@@ -136,7 +136,7 @@ def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds)  # noqa: DTZ006 -- Optuna's times are local, without a zone
 
 
-def _distribution(parameter: Parameter) -> "BaseDistribution | None":
+def _to_distribution(parameter: Parameter) -> "BaseDistribution | None":
     """Return Optuna's distribution of a parameter; None for a derived value."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -80,7 +80,7 @@ class CurveRule(PromotionRule, Settings, ABC, error=ScheduleError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Median(CurveRule):
-    """At every `interval`-th epoch from `min_epochs` on, compare at that same epoch with the others that reached it.
+    """Median stopping: at every `interval`-th epoch from `min_epochs` on, compare with the others that reached it.
 
     A trial stops iff its best loss up to there is above the median of the other trials' mean losses up to there; with
     fewer than `min_trials` others it goes on. `min_epochs` left out is a 27th of `max_epochs`, rounded up, or 1: the

@@ -55,7 +55,7 @@ class _Drawn(Rungs):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ASHA(AsynchronousRule):
-    """Continue at each rung only the best 1/eta of the trials that have reached it so far. O(log n) per event.
+    """Asynchronous successive halving: at each rung only the best 1/eta that reached it continue. O(log n) per event.
 
     Rungs are ceil(min_epochs * eta^k) < `max_epochs`, in epochs; without `min_epochs` there are three at most. A report
     reaches every rung up to its epoch that the trial has not reached yet; all are recorded with its loss and the
@@ -90,7 +90,7 @@ class ASHA(AsynchronousRule):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuccessiveHalving(RungRule):
-    """Brackets of `n` trials, by number. Each pauses at its rung until all have come or failed for good.
+    """Synchronous: brackets of `n` trials, by number; each pauses at its rung until all have come or failed for good.
 
     Then the best floor(members/eta), at least one, go on. A bracket that the budget does not fill closes with those
     that it has. O(log n) per event and O(n log n) where a rung closes.
@@ -110,7 +110,7 @@ class SuccessiveHalving(RungRule):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hyperband(AsynchronousRule):
-    """Bracket b compares first at min_epochs * eta^b; later brackets have fewer trials.
+    """Brackets of ASHA: bracket b compares first at min_epochs * eta^b; later brackets have fewer trials.
 
     Its weight is ceil((B+1) / (B-b+1) * eta^(B-b)) with B the last whose first rung is at most `max_epochs`. A trial's
     bracket is drawn with these weights, and each is an ASHA of the given `kind`, with rungs of its own. O(log n +

@@ -61,7 +61,7 @@ class Segments:
         """The first deadline of all, which may be that of a request that is finished; infinity if there is none."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def expire(self, now: float) -> None:
+    def expire_requests(self, now: float) -> None:
         """Finish the requests whose deadline has come."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, request = heapq.heappop(self._deadlines)

@@ -106,7 +106,7 @@ class WorkerPool:
             for worker in self.workers
         ]
 
-    def open(self, worker: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
+    def start_process(self, worker: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
         """Start a process for a worker, and return the connection to it."""
         instance = worker.instance
         members = [self._ensemble.members[place] for place in instance.unit.members]
@@ -126,7 +126,7 @@ class WorkerPool:
         worker.state, worker.heard, worker.said = WorkerState.STARTING, now, ""
         return worker.process.line
 
-    def close(self) -> None:
+    def stop_processes(self) -> None:
         """Let all processes leave, at the same time."""
         processes = [worker.process for worker in self.workers if worker.process is not None]
         # A closed line ends its process, so all of them end at the same time.

@@ -148,7 +148,7 @@ class WorkerRuntime(Runtime):
             self._segments.finish_all(refusal)
             self._answer_finished()
             self._selector.close()
-            self._pool.close()
+            self._pool.stop_processes()
             with self.gate:
                 os.close(self._wake)
                 os.close(self._waker)
@@ -164,13 +164,13 @@ class WorkerRuntime(Runtime):
                 self._receive_message(key.data)
         self._take_inbox()
         now = time.monotonic()
-        self._segments.expire(now)
+        self._segments.expire_requests(now)
         if now >= self._watched + _WATCH_SECONDS:
             self._watched = now
             self._check_processes(now)
         self._form_segments(now)
         for queue in self._pool.queues:
-            queue.send(now)
+            queue.dispatch(now)
         with self.gate:
             self.rows = self._segments.batcher.rows + sum(request.rows for request in self._inbox)
         self._answer_finished()
@@ -244,14 +244,14 @@ class WorkerRuntime(Runtime):
         for worker in self._pool.workers:
             process = worker.process
             if worker.state is WorkerState.WAITING and now >= worker.restart_at:
-                line = self._pool.open(worker, self._arena, now)
+                line = self._pool.start_process(worker, self._arena, now)
                 self._selector.register(line, selectors.EVENT_READ, worker)
             elif process is not None and process.ended and not process.line.poll():
                 self._restart_worker(worker, "")
             # Reports restart the clock, so that a slow batch is no hanging worker.
             elif worker.state is WorkerState.STARTING and now > worker.heard + self._settings.start_seconds:
                 self._restart_worker(worker, f"did not start within {self._settings.start_seconds:g} s")
-            elif worker.in_flight and worker.health.hung(now - worker.heard):
+            elif worker.in_flight and worker.health.is_hung(now - worker.heard):
                 self._restart_worker(worker, f"was silent for {now - worker.heard:.1f} s")
 
     def _handle_built(self, worker: WorkerSlot, message: Mapping[str, Any]) -> None:
@@ -293,7 +293,7 @@ class WorkerRuntime(Runtime):
             self._segments.release(slot, leases=1)
         worker.why = f"its worker {why or how}" + (f" ({worker.said})" if worker.said and not why else "")
         now = time.monotonic()
-        pause = worker.health.failed(now)
+        pause = worker.health.restart_delay(now)
         if pause is not None:
             worker.state, worker.restart_at, worker.restarts = WorkerState.WAITING, now + pause, worker.restarts + 1
             self.counts["restarts"] += 1

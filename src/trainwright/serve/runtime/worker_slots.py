@@ -105,12 +105,12 @@ class WorkerHealth:
         """The usual batch; 0 before the first."""
         return statistics.median(self._batches) if self._batches else 0.0
 
-    def hung(self, silent_seconds: float) -> bool:
+    def is_hung(self, silent_seconds: float) -> bool:
         """Say whether an instance that has work has been silent for too long: 10 x its median batch and some."""
         return silent_seconds > 10.0 * self.median_seconds + self.settings.hung_seconds
 
-    def failed(self, now: float) -> float | None:
-        """Note an end, and return after how many seconds to start anew; None if it came to too many."""
+    def restart_delay(self, now: float) -> float | None:
+        """Note a crash, and return after how many seconds to restart (backoff); None if it came to too many."""
         self._failures.append(now)
         while self._failures[0] < now - self.settings.failure_seconds:
             self._failures.popleft()
@@ -235,9 +235,9 @@ class UnitQueue:
         """Append the work on a slot for the members of the unit that it expects."""
         if wanted := slot.awaited & set(self.unit.members):
             self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=wanted))
-            self.send(now)
+            self.dispatch(now)
 
-    def send(self, now: float) -> None:
+    def dispatch(self, now: float) -> None:
         """Assign pending work to the workers with most credits left."""
         while self.pending:
             # The worker with most credits, and of equals the one that was heard longest ago.
