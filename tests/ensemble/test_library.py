@@ -194,4 +194,6 @@ class TestSelect:
         study.leave(1)
         front = study.library().select(BudgetedGreedy())
         assert "its cost is unknown" in front.excluded[1]
+        # The best of them are told why others are left out, as all are.
+        assert study.library().top(5).excluded == front.excluded
         assert front.pick().cost_seconds == pytest.approx(0.1 / 128)

@@ -91,7 +91,10 @@ def describe_choice(choice: ChosenEnsemble) -> dict[str, Any]:
 def show_choice(content: Mapping[str, Any]) -> None:
     """Print what `describe_choice` returned, and where `page` and `export` are."""
     pick, split, summary = content["pick"], content["split"], content["summary"]
-    print(f"{content['models']} models, selected by {content['metric'].replace('_', ' ')} on {split} rows\n")
+    print(f"{content['models']} models, selected by {content['metric'].replace('_', ' ')} on {split} rows")
+    for trial, why in content["excluded"].items():
+        print(f"left out: trial {trial}, as {why}")
+    print()
     front = [
         (
             len(point["members"]),

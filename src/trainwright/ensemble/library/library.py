@@ -76,14 +76,15 @@ class Library:
     def top(self, count: int, metric: MetricLike | None = None, split: str = "selection") -> "Library":
         """Return the library of the `count` best members on a split, and those that none beats in loss and costs."""
         chosen = find_metric(metric or default_metric(self.output), self.output)
-        candidates, _ = self.candidates(chosen, split)
+        candidates, excluded = self.candidates(chosen, split)
         losses = make_scorer(candidates, chosen).losses((), np.arange(len(candidates)))
         seconds, sizes = cost_columns(candidates)
         # Whatever their loss, members that are cheapest for it may be picked under a budget.
         stay = non_dominated(np.stack([losses, seconds, sizes], axis=1))
         # The last key counts most: loss, then seconds, then trial number.
         stay[np.lexsort((candidates.trials, seconds, losses))[:count]] = True
-        return Library([candidates.members[place] for place in np.flatnonzero(stay)], self.excluded)
+        members = [candidates.members[place] for place in np.flatnonzero(stay)]
+        return Library(members, {**self.excluded, **excluded})
 
     def select(self, strategy: BudgetedGreedy, metric: MetricLike | None = None, split: str = "selection") -> Front:
         """Return the front of the ensembles that a strategy finds, by a metric on one split's kept predictions.
@@ -122,7 +123,8 @@ class Library:
         for member in self.members:
             if (timed and member.seconds_per_row is None) or (sized and member.weight_bytes is None):
                 excluded[member.trial] = (
-                    "its cost is unknown, others' is not; give model and sample to tw.ensemble.leave"
+                    "its cost is unknown, others' is not; give model and sample to tw.ensemble.leave, and files= where "
+                    "the model cannot be pickled"
                 )
                 continue
             try:
