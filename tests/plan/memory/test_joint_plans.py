@@ -1,4 +1,4 @@
-"""Rematerialisation and offloading together: priced plans, and the least budget with copies."""
+"""Rematerialisation and offloading together: copies in time, and the least budget with copies."""
 
 import numpy as np
 import pytest
@@ -8,37 +8,11 @@ from memory_chains import budgets, random_chain
 from trainwright.errors import InfeasibleBudget
 from trainwright.plan.memory.copy_schedule import place_copies, simulate_seconds
 from trainwright.plan.memory.known_plans import lowest_with_copies
-from trainwright.plan.memory.offload import PricedProgram, price_hull
-from trainwright.plan.memory.operations import operations_of, rows_of
+from trainwright.plan.memory.operations import PREFETCH, operations_of, rows_of
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.planning import minimal_bytes
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-
-
-@pytest.mark.parametrize("seed", range(1, 6, 2))
-def test_a_high_price_is_rematerialisation_alone(seed):
-    """Where nothing may leave, the programme is the persistent one; where leaving is free, nothing runs again."""
-    chain = random_chain(seed, least=4, most=9, options=seed % 2, split=seed % 3 == 0)
-    budget = minimal_bytes(chain) + 4
-    room = budget - chain.fixed_bytes
-    programme = PricedProgram(chain, room, slots=room)
-    dear, free = programme.solve(1e3), programme.solve(0.0)
-    alone = solve_persistent(chain, budget, slots=room)
-    assert dear.bytes == 0
-    assert dear.seconds == pytest.approx(alone.seconds)
-    assert simulate(chain, operations_of(dear.rows), budget_bytes=budget).fits
-    assert free.seconds <= dear.seconds
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_hull_trades_seconds_for_bytes(seed):
-    """No plan of the hull takes more seconds and sends more bytes than another."""
-    chain = random_chain(seed, least=7, most=10)
-    found = list(price_hull(PricedProgram(chain, minimal_bytes(chain) - chain.fixed_bytes + 3)))
-    for one in found:
-        assert one.value >= one.seconds
-        assert not any(other.seconds < one.seconds - 1e-6 and other.bytes < one.bytes for other in found)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -51,8 +25,10 @@ def test_the_compiled_simulator(seed):
     fits = 0
     for budget in budgets(chain, lowest_with_copies(chain)[1], 8):
         room = budget - chain.fixed_bytes
-        for price in (0.0, 0.3):
-            rows = PricedProgram(chain, 2 * room).solve(price).rows
+        for more in (2, 3):
+            solved = solve_persistent(chain, chain.fixed_bytes + more * room)
+            rows = rows_of(lowest_with_copies(chain)[0] if solved is None else solved.operations)
+            rows = rows[rows[:, 0] != PREFETCH]
             for hurry in (np.inf, 1.0):
                 copied = place_copies(sizes_of(chain), room, rows, 3.0, hurry)
                 for shuffled in range(6):

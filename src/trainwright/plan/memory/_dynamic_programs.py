@@ -1,14 +1,11 @@
 """Kernels of the dynamic programs for rematerialisation: fill their tables, and choose at a node.
 
-The problems are in `persistent`, `offload` and, for pipelines, `plan/pipeline/partition`. Stages are counted from 0.
+The problems are in `persistent` and, for pipelines, `plan/pipeline/partition`. Stages are counted from 0.
 
 The table of the persistent program has C(s,t,m) in row `_row_index(s, t)` of a packed triangle, m last. Every row is
 non-increasing in m, infinite below the least feasible m and constant where nothing is recomputed any more. What keeps
 the cubic loop short: a split at s' costs at least `fw(s..s'-1)` more than running s..t without recomputation, so only
 those m are tried at which the best so far is dearer than that, and no further s' once there are none.
-
-Row (x, t) of the priced program's table holds D(s, t, x, m), m last, for a kind x of stage s - 1: `first_kind[s]` is
-its bare output, `first_kind[s] + 1 + o` what its option o saves.
 
 No choice is stored when a table is filled: they are compared again at the few nodes of a plan.
 """
@@ -20,14 +17,7 @@ import numpy as np
 from trainwright.kernels import HAS_NUMBA, Ints, Singles, compiled
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = [
-    "choose_persistent",
-    "choose_priced",
-    "fill_across",
-    "fill_priced_table",
-    "fill_table",
-    "least_bytes",
-]
+__all__ = ["choose_persistent", "fill_across", "fill_table", "least_bytes"]
 
 _INF = np.float32(np.inf)
 _BLOCK = 8
@@ -256,94 +246,6 @@ def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
                     best, which = least, split
             need[_row_index(s, t, n)], choice[_row_index(s, t, n)] = best, which
     return need, choice
-
-
-PricedTable = tuple[tuple[Ints, Ints], Singles, tuple[int, int, int], float]
-"""Kinds, table, grid and price, as of `fill_priced_table`."""
-
-
-@compiled
-def fill_priced_table(sizes: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, int], price: float) -> Singles:
-    """Return the table; `kinds` are `first_kind` [n + 1] and the bytes of each kind, `grid` as of `fill_table`."""
-    first_kind, weight = kinds
-    unit, up, slots = grid
-    gradient_bytes, beside = sizes.output_gradient + sizes.later_gradients, _forward_bytes(sizes)
-    n = sizes.no_grad_forward.size
-    table = np.full((weight.size, n, slots + 1), _INF, np.float32)
-    for s in range(n - 1, -1, -1):
-        for t in range(s, n):
-            for x in range(first_kind[s], first_kind[s + 1]):
-                # What stage s - 1 holds while the stages behind run takes `wide` slots, or `fare` to send it away.
-                # The row is filled for all m at once, so that the inner loops run over contiguous memory.
-                target, w = table[x, t], weight[x]
-                wide, fare = _to_slots(w, unit, up), np.float32(price * w)
-                # Save stage s with option o.
-                for o in range(sizes.first[s], sizes.first[s + 1]):
-                    need = w + _saving_peak(sizes, s, t, o)
-                    low, cost = _to_slots(need, unit, up), np.float32(sizes.forward[o] + sizes.backward[o])
-                    if s == t:
-                        for m in range(low, slots + 1):
-                            target[m] = min(target[m], cost)
-                        continue
-                    # Meanwhile w leaves for its price, or stays and takes its slots.
-                    inner = table[first_kind[s + 1] + 1 + o - sizes.first[s], t]
-                    for m in range(low, slots + 1):
-                        value = inner[m] + fare
-                        if m >= wide:
-                            value = min(value, inner[m - wide])
-                        target[m] = min(target[m], cost + value)
-                # Or run s..split-1 without gradients, then split..t, then s..split-1 again. The first of these forwards
-                # reads w; while the others run (`rest`), w may have left.
-                need, rest, ran = w + _sweep_peak(sizes, s, t, s), 0, 0.0
-                for split in range(s + 1, t + 1):
-                    j = split - 1
-                    ran += sizes.no_grad_forward[j]
-                    if j > s:
-                        rest = max(rest, gradient_bytes[t + 1] + beside[j])
-                    right, left, cost = table[first_kind[split], t], table[x, j], np.float32(ran)
-                    for m in range(_to_slots(max(need, rest), unit, up), slots + 1):
-                        value = right[m] + fare
-                        # A value that stays stands beside the forwards behind the first, too.
-                        if m >= wide and m >= _to_slots(w + rest, unit, up):
-                            value = min(value, right[m - wide])
-                        target[m] = min(target[m], cost + value + left[m])
-    return table
-
-
-@compiled
-def choose_priced(sizes: Sizes, priced: PricedTable, node: tuple[int, int, int, int]) -> tuple[int, int, bool]:
-    """Return the option and the split (each -1 if not chosen) of a node (s, t, m, x), and whether `x` leaves."""
-    (first_kind, weight), table, (unit, up, _), price = priced
-    s, t, m, x = node
-    w = weight[x]
-    wide, fare = _to_slots(w, unit, up), np.float32(price * w)
-    # First the options of stage s.
-    best, option, split_at, leaves = _INF, -1, -1, False
-    for o in range(sizes.first[s], sizes.first[s + 1]):
-        if m < _to_slots(w + _saving_peak(sizes, s, t, o), unit, up):
-            continue
-        value, away = np.float32(sizes.forward[o] + sizes.backward[o]), False
-        if s < t:
-            inner = table[first_kind[s + 1] + 1 + o - sizes.first[s], t]
-            away = m < wide or inner[m] + fare < inner[m - wide]
-            value += inner[m] + fare if away else inner[m - wide]
-        if value < best or option < 0:
-            best, option, leaves = value, o, away
-    # Then the splits.
-    need, rest, ran = w + _sweep_peak(sizes, s, t, s), 0, 0.0
-    for split in range(s + 1, t + 1):
-        j = split - 1
-        ran += sizes.no_grad_forward[j]
-        if j > s:
-            rest = max(rest, _sweep_peak(sizes, s, t, j))
-        if m < _to_slots(max(need, rest), unit, up):
-            continue
-        right = table[first_kind[split], t]
-        away = m < wide or m < _to_slots(w + rest, unit, up) or right[m] + fare < right[m - wide]
-        value = np.float32(ran) + (right[m] + fare if away else right[m - wide]) + table[x, j, m]
-        if value < best or (option < 0 and split_at < 0):
-            best, option, split_at, leaves = value, -1, split, away
-    return option, split_at, leaves
 
 
 @compiled

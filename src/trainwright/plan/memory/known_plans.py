@@ -37,10 +37,10 @@ def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     need, choices = least_bytes(sizes_of(chain))
     n = len(chain.steps)
 
-    def choose(node: PlanNode) -> tuple[int, int, PlanNode, None]:
+    def choose(node: PlanNode) -> tuple[int, int, PlanNode]:
         s, t, *_ = node
         which = int(choices[s * n - s * (s - 1) // 2 + t - s])
-        return -1 - which, which, PlanNode(max(s + 1, which), t), None
+        return -1 - which, which, PlanNode(max(s + 1, which), t)
 
     return operations_of(rows_of_nodes(PlanNode(0, n - 1), choose)), int(need[n - 1]) + chain.fixed_bytes
 

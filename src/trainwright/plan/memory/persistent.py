@@ -32,7 +32,6 @@ from trainwright.plan.memory.operations import (
     FORWARD_ALL,
     FORWARD_DROP,
     FORWARD_KEEP,
-    OFFLOAD,
     Operation,
     operations_of,
 )
@@ -69,19 +68,17 @@ def solve_persistent(
 
 
 class PlanNode(NamedTuple):
-    """Stages s..t (from 0) in m slots; `kind` is what stage s - 1 has left, where a program tells."""
+    """Stages s..t (from 0) in m slots."""
 
     s: int
     t: int
     m: int = 0
-    kind: int = 0
 
 
-def rows_of_nodes(root: PlanNode, choose: Callable[[PlanNode], tuple[int, int, PlanNode, int | None]]) -> Ints:
-    """Return a plan as rows (kind, stage from 1, option), OFFLOAD where a value leaves until its next reader.
+def rows_of_nodes(root: PlanNode, choose: Callable[[PlanNode], tuple[int, int, PlanNode]]) -> Ints:
+    """Return a plan as rows (kind, stage from 1, option).
 
-    `choose` returns of a node the option of its first stage, or -1 and the split, the node of what runs behind, and the
-    option of what leaves meanwhile (-1: the bare output), None for nothing.
+    `choose` returns of a node the option of its first stage, or -1 and the split, and the node of what runs behind.
     """
     rows: list[tuple[int, int, int]] = []
     # A stack instead of recursion; tasks that are rows already stand below the nodes that come before them.
@@ -91,17 +88,16 @@ def rows_of_nodes(root: PlanNode, choose: Callable[[PlanNode], tuple[int, int, P
         if kind != _EXPAND:
             rows.append((kind, node.s, node.t))
             continue
-        option, split, inner, leaving = choose(node)
-        away = [] if leaving is None else [(OFFLOAD, node.s, leaving)]
+        option, split, inner = choose(node)
         if option >= 0:
             # Stage s is saved: its forward, all behind it, its backward.
-            rows += [(FORWARD_ALL, node.s + 1, option), *away]
+            rows.append((FORWARD_ALL, node.s + 1, option))
             tasks.append((BACKWARD, PlanNode(node.s + 1, 0)))
             if node.s < node.t:
                 tasks.append((_EXPAND, inner))
             continue
         # Forwards up to the split, all behind it, the bare output that it began with goes, and s..split-1 once more.
-        rows += [(FORWARD_KEEP, node.s + 1, 0), *away]
+        rows.append((FORWARD_KEEP, node.s + 1, 0))
         rows += [(FORWARD_DROP, stage, 0) for stage in range(node.s + 2, split + 1)]
         tasks += [(_EXPAND, node._replace(t=split - 1)), (DELETE, PlanNode(split, -1)), (_EXPAND, inner)]
     return np.array(rows, np.int64)
@@ -131,9 +127,9 @@ class PersistentTable:
             return None
         sizes, grid, seconds = self._sizes, (self.unit, self._up, slots), 0.0
 
-        def choose(node: PlanNode) -> tuple[int, int, PlanNode, None]:
+        def choose(node: PlanNode) -> tuple[int, int, PlanNode]:
             nonlocal seconds
-            s, t, m, _ = node
+            s, t, m = node
             option, split = choose_persistent(sizes, self.table, grid, (s, t, m))
             if split < 0:
                 seconds += sizes.forward[option] + sizes.backward[option]
@@ -141,7 +137,7 @@ class PersistentTable:
                 seconds += sizes.no_grad_forward[s:split].sum()
             held = sizes.saved[option] if split < 0 else sizes.output[split]
             inner = PlanNode(s + 1 if split < 0 else split, t, m - int(held + self._up) // self.unit)
-            return option - int(sizes.first[s]) if split < 0 else -1, split, inner, None
+            return option - int(sizes.first[s]) if split < 0 else -1, split, inner
 
         rows = rows_of_nodes(PlanNode(0, len(sizes.no_grad_forward) - 1, slots), choose)
         return PersistentPlan(operations=operations_of(rows), seconds=float(seconds))

@@ -235,9 +235,8 @@ has of phase d and stage i whether the value of i leaves for the host after its 
 """
 HURRIES = np.array([math.inf, 3.0, 1.5])
 """How early copies back begin, for `copy_schedule.place_copies`."""
-_ROUNDS = ((4, 4000), (2, 12000), (1, 24000))
+_ROUNDS = ((6, 4000), (2, 12000), (1, 24000))
 """How many of the fastest are changed, and how often each is tried."""
-_ALL_TRIES = sum(count * tries for count, tries in _ROUNDS)
 _FEW = 500
 """Tries of which nothing comes."""
 _STAGE_SECONDS = 5e-6
@@ -295,10 +294,11 @@ def anneal_all(
 ) -> Iterator[tuple[float, Ints]]:
     """Yield faster and faster lists in `room` bytes, and their seconds; the first starts are changed first."""
     n, within = sizes.no_grad_forward.size, ((room, rates_of(link)), HURRIES)
-    scale = min((_LONG / n) ** 2, n / _WHOLE, 1.0, search_seconds / (n * _STAGE_SECONDS * _ALL_TRIES))
-    if scale * _ALL_TRIES < _FEW:
-        return
     plans = [(math.inf, number, made, away) for number, (made, away) in enumerate(starts)]
+    whole = sum(min(count, len(plans)) * tries for count, tries in _ROUNDS)
+    scale = min((_LONG / n) ** 2, n / _WHOLE, 1.0, search_seconds / (n * _STAGE_SECONDS * whole))
+    if scale * whole < _FEW:
+        return
     for count, tries in _ROUNDS:
         changed = []
         for _, number, made, away in sorted(plans, key=lambda each: each[:2])[:count]:
