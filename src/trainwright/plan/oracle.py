@@ -66,7 +66,8 @@ class Oracle(Settings, error=InputError):
         another precision is converted, and the plans say in `caveat` what that may cost.
 
         `also` names what our training does not carry out and the search tries besides: "ring" and "ulysses" (context
-        parallelism of the whole model), "zero-bubble" (pipelines), "offload" (of activations); such plans say so.
+        parallelism of the whole model), "sequence" (tensor ranks divide the sequence between their layers),
+        "zero-bubble" (pipelines), "offload" (of activations); such plans say so.
 
         `dry_run` says of a layout why training does not set this model up so, as `train.parallel.dry_run.DryRun` does
         for a module; its answer is the plan's `refusal`.

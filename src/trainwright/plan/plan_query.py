@@ -21,7 +21,7 @@ from trainwright.validators import check, integer, number, one_of, optional
 __all__ = ["ALSO", "FAMILIES", "GOALS", "Input", "PlanQuery", "Saving", "best_interval", "inflation"]
 
 _HOUR = 3600.0
-ALSO = ("ring", "ulysses", "zero-bubble", "offload")
+ALSO = ("ring", "ulysses", "sequence", "zero-bubble", "offload")
 """What our training does not carry out, and a search tries if it is asked to."""
 GOALS = ("time", "device-hours", "time-to-solution", "memory")
 FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(axis.name for axis in AXES if axis.name != "data"))

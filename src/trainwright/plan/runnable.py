@@ -16,9 +16,7 @@ AGAIN = ("none", "selective", "full")
 """Recomputation that is set up."""
 AUTOCAST = ("fp32", "amp-bf16")
 """Precisions that are set up."""
-_BUDGETED = (
-    "data (with ZeRO if not compiled), tensor (without ZeRO and sequence) or pipeline parallelism without replicas"
-)
+_BUDGETED = "data (with ZeRO if not compiled), tensor (without ZeRO) or pipeline parallelism without replicas"
 _AXES = ("data", "filter", "channel", "spatial", "context", "tensor", "pipeline")
 _TOGETHER = ({"tensor", "pipeline"}, {"tensor", "context"})
 
@@ -44,7 +42,7 @@ def refusal_of(layout: "Layout") -> str:
     no_budget = (
         name not in {"data", "tensor", "pipeline"}
         or (name == "pipeline" and (layout.zero or degrees.tensor > 1 or replicas))
-        or (name == "tensor" and (layout.zero or layout.sequence))
+        or (name == "tensor" and layout.zero)
         or (layout.zero and layout.compile)
     )
     rules = (
@@ -58,7 +56,7 @@ def refusal_of(layout: "Layout") -> str:
             f"ZeRO {layout.zero} beside {name} parallelism; allowed: with data, tensor, context, pipeline and channel",
         ),
         (both and layout.zero, f"ZeRO {layout.zero} beside tensor and context parallelism; allowed: without"),
-        (both and layout.sequence, "sequence parallelism beside tensor and context parallelism; allowed: without"),
+        (layout.sequence, "sequence parallelism; allowed: tensor or context parallelism without"),
         (
             layout.zero and name == "context" and layout.shard < degrees.data,
             f"ZeRO over {layout.shard} of {degrees.data} data ranks beside context parallelism; allowed: over all",

@@ -164,27 +164,6 @@ def of_tokens(_rank, _world):
     return apart(loss, expected)
 
 
-class Strange(nn.Module):
-    """Attention of which nobody can tell what its layers do."""
-
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(16, 80), nn.Linear(32, 16)
-
-    def forward(self, x):
-        q, k, v = self.wide(x).split([24, 24, 32], dim=-1)
-        return self.narrow(nn.functional.scaled_dot_product_attention(q, k, v))
-
-
-def untold(_rank, _world):
-    """Return 0 if a layer that might need all of the sequence is refused where each rank has a part of it."""
-    model = small_models.Transformer("chunk")
-    model.blocks[0].attention = Strange()
-    with pytest.raises(UnsupportedPlan, match="wide is neither a layer that divides features"):
-        parallelise(model, plan_of(tensor=2, sequence=True))
-    return 0.0
-
-
 def of_the_oracle(rank, world):
     """Cut where a profile with a loss says; the loss is no stage."""
     make = partial(small_models.Transformer, "separate", depth=3)
@@ -209,7 +188,6 @@ BLOCKS = {
 ENCODER = (small_models.Encoder, (8, 6), (8, 16))
 CHAIN = (small_models.chain, *TEXT)
 TIED = (small_models.Tied, (6,), (6,))
-SEQUENCE = {"sequence": True}
 
 ON_TWO = {
     "data": case(*MLP, data=2),
@@ -237,16 +215,9 @@ ON_TWO = {
     "spatial, norms of whole tensors": case(*NORMED, spatial=2, sync_bn=True),
     "spatial, U-Net": case(*UNET, spatial=2),
     **{f"tensor, {how}": case(*model, tensor=2) for how, model in BLOCKS.items()},
-    **{f"tensor+sequence, {how}": case(*model, tensor=2, plan=SEQUENCE) for how, model in BLOCKS.items()},
-    "tensor+sequence, layers that cannot be told": untold,
-    "tensor+sequence, frozen embedding": case(
-        partial(small_models.fine_tuned, "separate"), *TEXT, tensor=2, plan=SEQUENCE
-    ),
-    "tensor+sequence, fused, frozen embedding": case(
-        partial(small_models.fine_tuned, "view"), *TEXT, tensor=2, plan=SEQUENCE
-    ),
+    "tensor, frozen embedding": case(partial(small_models.fine_tuned, "separate"), *TEXT, tensor=2),
+    "tensor, fused, frozen embedding": case(partial(small_models.fine_tuned, "view"), *TEXT, tensor=2),
     "tensor, torch's encoder": case(*ENCODER, tensor=2),
-    "tensor+sequence, torch's encoder": case(*ENCODER, tensor=2, plan=SEQUENCE),
     "tensor, micro-batches": case(*BLOCKS["separate"], tensor=2, parts=2),
     "tensor, single precision": case(*BLOCKS["chunk"], tensor=2, dtype=torch.float32),
     **{f"context, {how}": case(*model, context=2) for how, model in BLOCKS.items()},
@@ -297,7 +268,6 @@ ON_FOUR = {
     "spatial, volumes": case(*CNN3D, spatial=4),
     "spatial, U-Net": case(*UNET, spatial=4),
     "tensor": case(*BLOCKS["chunk"], tensor=4),
-    "tensor+sequence": case(*BLOCKS["separate"], tensor=4, plan=SEQUENCE),
     "context": case(*BLOCKS["chunk"], context=4),
     "tensor+context": case(*BLOCKS["separate"], tensor=2, context=2),
     "tensor+context, torch's encoder": case(*ENCODER, tensor=2, context=2, parts=2),
@@ -306,9 +276,7 @@ ON_FOUR = {
     "ZeRO 3+context": case(*BLOCKS["chunk"], data=2, context=2, plan={"zero": 3}),
     "ZeRO 1+context, micro-batches": case(*ENCODER, data=2, context=2, plan={"zero": 1}, parts=2),
     "data+tensor": case(*BLOCKS["view"], data=2, tensor=2),
-    "data+tensor+sequence": case(*BLOCKS["chunk"], data=2, tensor=2, plan=SEQUENCE),
     "ZeRO 3+tensor": case(*BLOCKS["chunk"], data=2, tensor=2, plan={"zero": 3}),
-    "ZeRO 3+tensor+sequence": case(*BLOCKS["separate"], data=2, tensor=2, plan={"zero": 3, **SEQUENCE}),
     "ZeRO 1+tensor, micro-batches": case(*BLOCKS["separate"], data=2, tensor=2, plan={"zero": 1}, parts=2),
     "pipeline": case(*CHAIN, pipeline=4, plan={"schedule": "1f1b", "microbatches": 4}),
     "pipeline, a value that skips stages": case(
@@ -324,14 +292,11 @@ ON_FOUR = {
     "tensor+pipeline": case(
         *CHAIN, tensor=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "stages": (2, 3)}
     ),
-    "tensor+sequence+pipeline": case(
-        *CHAIN, tensor=2, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "stages": (2, 3), **SEQUENCE}
-    ),
     "data+pipeline, tied weights": case(
         *TIED, data=2, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("layers.2",)}
     ),
-    "tensor+sequence+pipeline, blocks of a list": case(
-        *BLOCKS["chunk"], tensor=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2, **SEQUENCE}
+    "tensor+pipeline, blocks of a list": case(
+        *BLOCKS["chunk"], tensor=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2}
     ),
     "ZeRO 3+pipeline": case(
         *BLOCKS["separate"], data=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "zero": 3}
@@ -370,7 +335,7 @@ QUICK = (
     "spatial, volumes",
     "spatial, synchronised norms",
     "tensor, separate",
-    "tensor+sequence, chunk",
+    "tensor, chunk",
     "pipeline, 1f1b",
 )
 GROUPS = {

@@ -99,7 +99,7 @@ ON_TWO = {
     "channel": case(images, IMAGES, channel=2, **BLOCKS),
     "spatial": case(images, IMAGES, spatial=2, **BLOCKS),
     "tensor": case(*TEXTS["separate"], tensor=2),
-    "tensor+sequence": case(*TEXTS["chunk"], tensor=2, sequence=True),
+    "tensor, chunk": case(*TEXTS["chunk"], tensor=2),
     "tensor, attention": case(*TEXTS["separate"], tensor=2, **SELECTIVE),
     "context": case(*TEXTS["chunk"], context=2),
     "context, attention": case(*TEXTS["chunk"], context=2, **SELECTIVE),
@@ -112,7 +112,7 @@ ON_TWO = {
 
 
 ON_FOUR = {
-    "ZeRO 3+tensor+sequence": case(*TEXTS["separate"], data=2, tensor=2, zero=3, sequence=True),
+    "ZeRO 3+tensor": case(*TEXTS["separate"], data=2, tensor=2, zero=3),
     "tensor+context": case(*TEXTS["chunk"], tensor=2, context=2),
     "data+filter": case(images, IMAGES, data=2, filter=2, **BLOCKS),
     "data+spatial, micro-batches": case(images, IMAGES, data=2, spatial=2, parts=2, **BLOCKS),
@@ -188,7 +188,7 @@ def tracked(recompute, make, length, *, axis="data", zero=0):
     return check
 
 
-QUICK = ("data", "ZeRO 3, attention", "filter", "spatial", "tensor+sequence", "pipeline", "peak", "peak, attention")
+QUICK = ("data", "ZeRO 3, attention", "filter", "spatial", "tensor, chunk", "pipeline", "peak", "peak, attention")
 PEAKS = {
     "peak": tracked("full", partial(deep, small_models.Attention), 8),
     "peak, ZeRO 3": tracked("full", partial(deep, small_models.Attention), 8, zero=3),

@@ -199,7 +199,6 @@ PLANS = {
     "channel": {"channel": 2},
     "spatial": {"spatial": 2},
     "tensor": {"tensor": 2},
-    "tensor+sequence": {"tensor": 2, "sequence": True},
     "context": {"context": 2},
 }
 CHECKS = {
@@ -212,20 +211,14 @@ CHECKS = {
 }
 REFUSED = {
     **{(plan, kind, "by hand"): "without torch.nn.functional.batch_norm" for plan in PLANS for kind in NORMS},
+    **{key: "hook" for key in CHECKS if key[2] == "parameter hook" and key[0] in {"ZeRO 3", "tensor"}},
     **{
-        key: "hook"
-        for key in CHECKS
-        if key[2] == "parameter hook" and key[0] in {"ZeRO 3", "tensor", "tensor+sequence"}
-    },
-    **{
-        (plan, kind, how): "of its own"
-        for plan in ("tensor", "tensor+sequence")
+        ("tensor", kind, how): "of its own"
         for kind in ("column", "row", "fused", "MultiheadAttention")
         for how in ("super", "own", "hook", "parametrised", "patched")
         if how == "parametrised" or kind in {"fused", "MultiheadAttention"}
     },
-    ("tensor+sequence", "LayerNorm", "parametrised"): "outside its layers",
-    **{(plan, "Block", "hook"): "hooks" for plan in ("tensor+sequence", "context")},
+    ("context", "Block", "hook"): "hooks",
 }
 """What a refusal says; everything else trains. Filter and channel parallel ranks have the same samples."""
 for plan_kind_how in [key for key in REFUSED if key[2] == "by hand" and key[0] in {"filter", "channel"}]:

@@ -57,12 +57,13 @@ def bounds_of(pricer: Pricer, mesh: Mesh, recompute: str | None = None, also: Se
     As in `candidates.shapes`, so many stages of so many chunks have one schedule.
     """
     tensor = mesh.axis("tensor") > 1
-    ways, place = replace(mesh, sequence=tensor).inner()
     choices = _choices(pricer, mesh, recompute, also)
+    several = any(sequence for sequence, _ in choices)
+    ways, place = replace(mesh, sequence=tensor & several).inner()
     # Sequence parallelism is no choice where there is no tensor parallelism.
     # Costs without sequence parallelism serve all shapes, those with it the tensor-parallel ones.
     without = pricer.costs(replace(ways, sequence=np.zeros_like(ways.sequence)))
-    divided = pricer.costs(ways) if tensor.any() else without
+    divided = pricer.costs(ways) if several else without
     inside = [(divided if sequence else without, recompute) for sequence, recompute in choices]
     seconds = np.concatenate(
         [
@@ -99,7 +100,7 @@ def bounds_of(pricer: Pricer, mesh: Mesh, recompute: str | None = None, also: Se
 
 
 def _choices(pricer: Pricer, mesh: Mesh, recompute: str | None, also: Sequence[str]) -> tuple[tuple[bool, int], ...]:
-    sequences = (False, True) if (mesh.axis("tensor") > 1).any() else (False,)
+    sequences = (False, True) if "sequence" in also and (mesh.axis("tensor") > 1).any() else (False,)
     possible = choices_of(pricer.arrays)
     if "offload" in {*also, recompute} and pricer.arrays.again.any():
         possible = (*possible, "offload")

@@ -6,17 +6,14 @@ be cut.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.train.parallel.collectives import all_gather, take_part
 from trainwright.train.parallel.recompute.run_context import has_hooks
 
 __all__ = [
@@ -24,7 +21,6 @@ __all__ = [
     "NORMS",
     "blocks_of",
     "chain_of",
-    "divide_sequence_between",
     "divided",
     "emptied",
     "fsdp_groups_of",
@@ -86,43 +82,6 @@ def chain_of(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
 
 def _weighs(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
-
-
-def divide_sequence_between(
-    blocks: Sequence[nn.Module],
-    group: dist.ProcessGroup,
-    strategy: str,
-    *,
-    scatter: bool,
-    note: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Divide the sequence before the first block over a group, and gather it after the last.
-
-    Blocks hand on (batch, length, width); `note` is told the length of a part. `scatter` is that of `all_gather`:
-    whether ranks do different things with what is gathered.
-    """
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
-
-    def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
-        size = args[0].shape[1] if args and isinstance(args[0], torch.Tensor) and args[0].ndim == 3 else 0
-        if not size:
-            raise UnsupportedPlan.of(strategy, "blocks are not handed (batch, length, width) as their first argument")
-        if size % world:
-            raise UnsupportedPlan.of(strategy, f"a sequence of {size} cannot be divided by {world}")
-        part = size // world
-        note(part)
-        if scatter:
-            return args[0].narrow(1, rank * part, part), *args[1:]
-        return take_part(args[0], group, dim=1, sizes=(part,) * world), *args[1:]
-
-    def leave(_: nn.Module, __: Any, found: Any) -> Any:
-        # Blocks that return more, such as attention weights, return what they hand on first.
-        if isinstance(found, tuple):
-            return leave(_, __, found[0]), *found[1:]
-        return all_gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=scatter)
-
-    blocks[0].register_forward_pre_hook(enter, prepend=True)
-    blocks[-1].register_forward_hook(leave)
 
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)

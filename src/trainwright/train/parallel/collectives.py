@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-__all__ = ["all_gather", "all_reduce", "copy", "reduce_scatter", "sum_over_ranks", "take_part"]
+__all__ = ["all_gather", "all_reduce", "copy", "sum_over_ranks", "take_part"]
 
 Group = dist.ProcessGroup
 # Renamed in torch 2.13; 2.11 knows the old names only.
@@ -41,11 +41,6 @@ def all_reduce(term: torch.Tensor, group: Group) -> torch.Tensor:
 def copy(whole: torch.Tensor, group: Group) -> torch.Tensor:
     """Return a whole tensor for ranks that do different things with it: backward, their gradients are summed."""
     return _Exchange.apply(whole, _as_it_is, _sum_terms, (group,))  # type: ignore[no-any-return]
-
-
-def reduce_scatter(term: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Return this rank's part of the sum over the ranks (reduce-scatter); backward, the parts are gathered."""
-    return _Exchange.apply(term, _scatter_sum, _gather_parts, (group, dim, sizes))  # type: ignore[no-any-return]
 
 
 def sum_over_ranks(term: torch.Tensor, group: Group) -> torch.Tensor:

@@ -85,7 +85,7 @@ def set_up_model(
     mesh = mesh_of(plan, device.type)
     if mesh is not None:
         _refuse_marked(model, plan)
-        if inner == "context" or plan.sequence:
+        if inner == "context":
             refuse_hooks(model, plan.strategy)
         # All ranks start from the weights of rank 0.
         for tensor in (*model.parameters(), *model.buffers()):
@@ -95,7 +95,7 @@ def set_up_model(
         # Inside what is run again.
         if inner == "context":
             if plan.degrees.tensor > 1:
-                divide_blocks(model, mesh["tensor"], sequence=False)
+                divide_blocks(model, mesh["tensor"])
             divide_sequence(model, mesh.get_group("context"))
     budget = None
     if plan.memory is None:
@@ -264,13 +264,13 @@ def _context(parts: _Parts) -> Setup:
 
 
 def _tensor(parts: _Parts) -> Setup:
-    divide_blocks(parts.model, parts.mesh["tensor"], sequence=parts.plan.sequence)
+    divide_blocks(parts.model, parts.mesh["tensor"])
     return _over_data(parts)
 
 
 def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch.optim.Optimizer | None) -> Setup:
     if plan.degrees.tensor > 1:
-        divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
+        divide_blocks(model, mesh["tensor"])
     stages = PipelineRunner(model, plan, mesh, optimizer)
     averaging = None
     if plan.zero:

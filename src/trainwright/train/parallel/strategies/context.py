@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.model.trace.attention import replace_attention
-from trainwright.train.parallel.blocks import blocks_of, divide_sequence_between
+from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.collectives import all_gather
 from trainwright.train.parallel.recompute.step_store import snapshot
 from trainwright.train.parallel.recompute.trees import local_tensor, map_only, tensors_of
@@ -43,14 +43,29 @@ def divide_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
     if not blocks:
         raise UnsupportedPlan.of("context", f"{type(model).__name__} has no list of transformer blocks")
     divided = [_Block(block, group, check=block is blocks[0]) for block in blocks]
-
-    def note(part: int) -> None:
-        for block in divided:
-            block.part = part
-
     for block, forward in zip(blocks, divided, strict=True):
         block.forward = forward
-    divide_sequence_between(blocks, group, "context", scatter=True, note=note)
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        size = args[0].shape[1] if args and isinstance(args[0], torch.Tensor) and args[0].ndim == 3 else 0
+        if not size:
+            raise UnsupportedPlan.of("context", "blocks are not handed (batch, length, width) as their first argument")
+        if size % world:
+            raise UnsupportedPlan.of("context", f"a sequence of {size} cannot be divided by {world}")
+        part = size // world
+        for block in divided:
+            block.part = part
+        return args[0].narrow(1, rank * part, part), *args[1:]
+
+    def leave(_: nn.Module, __: Any, found: Any) -> Any:
+        # Blocks that return more, such as attention weights, return what they hand on first.
+        if isinstance(found, tuple):
+            return leave(_, __, found[0]), *found[1:]
+        return all_gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=True)
+
+    blocks[0].register_forward_pre_hook(enter, prepend=True)
+    blocks[-1].register_forward_hook(leave)
 
 
 class _Block:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import divided
-from trainwright.train.parallel.collectives import all_gather, all_reduce, copy, reduce_scatter
+from trainwright.train.parallel.collectives import all_reduce, copy
 
 __all__ = ["FusedColumns", "MultiheadParallel", "teach_attention"]
 
@@ -111,15 +111,13 @@ class MultiheadParallel(nn.Module):
 
     out_proj: Any
 
-    def __init__(self, layer: nn.MultiheadAttention, mesh: DeviceMesh, *, sequence: bool) -> None:
+    def __init__(self, layer: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
         super().__init__()
         world = mesh.size()
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
             raise UnsupportedPlan.of("tensor", "nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn")
         if layer.num_heads % world:
             raise UnsupportedPlan.of("tensor", f"{layer.num_heads} attention heads cannot be divided by {world}")
-        if sequence and not layer.batch_first:
-            raise UnsupportedPlan.of("tensor+sequence", "nn.MultiheadAttention without batch_first=True")
         self.in_proj_weight = _divide_thirds(layer.in_proj_weight, mesh)
         self.in_proj_bias: Any = None if layer.in_proj_bias is None else _divide_thirds(layer.in_proj_bias, mesh)
         out: Any = nn.Module()
@@ -132,7 +130,7 @@ class MultiheadParallel(nn.Module):
         self.embed_dim, self.num_heads, self.dropout = layer.embed_dim, layer.num_heads, layer.dropout
         # So that torch's encoder layers take no fused path around this module.
         self._qkv_same_embed_dim = False
-        self._group, self._world, self._sequence = mesh.get_group(), world, sequence
+        self._group, self._world = mesh.get_group(), world
 
     def forward(  # noqa: PLR0917 -- torch's signature
         self,
@@ -145,10 +143,10 @@ class MultiheadParallel(nn.Module):
         average_attn_weights: bool = True,  # noqa: ARG002
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, None]:
-        """Return attention to whole tensors, or with sequence parallelism to parts of a sequence, and None."""
+        """Return attention to whole tensors, and None."""
         # Self-attention enters the divided stretch once, so that its input's gradient is summed once.
         same = query is key and key is value
-        entered = [self._enter(query)] * 3 if same else [self._enter(entry) for entry in (query, key, value)]
+        entered = [copy(each, self._group) for each in ((query,) if same else (query, key, value))] * (3 if same else 1)
         weights = self.in_proj_weight.to_local().unbind(1)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.to_local().unbind(1)
         projected = [functional.linear(x, w, b) for x, w, b in zip(entered, weights, biases, strict=True)]
@@ -166,22 +164,8 @@ class MultiheadParallel(nn.Module):
         term = functional.linear(
             joined if self.batch_first else joined.transpose(0, 1), self.out_proj.weight.to_local()
         )
-        out = self._leave(term)
-        if self.out_proj.bias is None:
-            return out, None
-        # With a divided sequence each rank sees a part of the bias' gradient.
-        placed = Partial() if self._sequence else Replicate()
-        return out + self.out_proj.bias.to_local(grad_placements=[placed]), None
-
-    def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        if self._sequence:
-            return all_gather(x, self._group, dim=1, sizes=(x.shape[1],) * self._world, scatter=True)
-        return copy(x, self._group)
-
-    def _leave(self, term: torch.Tensor) -> torch.Tensor:
-        if self._sequence:
-            return reduce_scatter(term, self._group, dim=1, sizes=(term.shape[1] // self._world,) * self._world)
-        return all_reduce(term, self._group)
+        out = all_reduce(term, self._group)
+        return (out if self.out_proj.bias is None else out + self.out_proj.bias.to_local()), None
 
 
 def teach_attention() -> None:
