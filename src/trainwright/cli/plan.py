@@ -68,9 +68,7 @@ def model(
     strategies: Annotated[str | None, Option(help="Only these and their combinations: data,tensor.")] = None,
     degrees: Annotated[str | None, Option(help="Degrees that are fixed: tensor=8,pipeline=4.")] = None,
     recompute: Annotated[str | None, Option(help="Only none, selective or full recomputation.")] = None,
-    also: Annotated[
-        str, Option(help="What other frameworks run, too: ring,ulysses,sequence,zero-bubble,offload.")
-    ] = "",
+    also: Annotated[str, Option(help="What others run, too: ring,ulysses,sequence,zero-bubble,offload.")] = "",
     formulas: Annotated[str, Option(help="paradl: as that paper prices plans, without overlap.")] = "",
     goal: Annotated[str, Option(help="time, device-hours, time-to-solution or memory.")] = "time",
     samples: Annotated[
