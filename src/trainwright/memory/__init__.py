@@ -10,8 +10,7 @@ from trainwright.model.profile import Profile
 from trainwright.plan.byte_sizes import read_size
 from trainwright.plan.memory.operations import Link
 from trainwright.plan.memory.plan_record import Plan
-from trainwright.plan.memory.planning import plan_chain
-from trainwright.plan.memory.tradeoff_curve import TradeOffCurve, trade_off_curve
+from trainwright.plan.memory.planning import TradeOffCurve, plan_chain, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
 
 __all__ = ["Chain", "Link", "Plan", "Stage", "apply", "curve", "fit", "measure_link", "pipeline", "plan"]

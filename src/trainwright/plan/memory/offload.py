@@ -63,10 +63,12 @@ def plan_offload(
         accept(lowest)
     room, sizes, n = budget_bytes - chain.fixed_bytes, sizes_of(chain), len(chain.steps)
     larger = [solve_persistent(chain, chain.fixed_bytes + int(share * room), slots=_SLOTS) for share in _ROOMS]
-    candidates = [start, lowest, *(each and each.operations for each in larger), keep_all(chain)]
+    candidates = [start, lowest, keep_all(chain), *(each.operations for each in larger if each is not None)]
     seeds: list[tuple[float, int, Ints]] = []
     # Each carried out with its copies in the fastest way.
-    for number, operations in enumerate(dict.fromkeys(filter(None, candidates))):
+    for number, operations in enumerate(dict.fromkeys(candidates)):
+        if operations is None:
+            continue
         rows = rows_of(operations)
         rows = rows[rows[:, 0] != PREFETCH]  # values come back where the schedule says
         found, seconds = fastest_schedule(sizes, (room, rates_of(link)), HURRIES, rows)

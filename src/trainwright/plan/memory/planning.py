@@ -1,29 +1,39 @@
-"""How a plan is made: the dynamic program, annealing beyond it, the exact search of short chains; all simulated."""
+"""How a plan is made: the dynamic program, annealing beyond it, the exact search of short chains; all simulated.
+
+And the curve of memory against time of a chain: where more memory makes a step faster, and where baselines stand.
+"""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
 
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
-from trainwright.plan.memory.known_plans import first_blocks, keep_all, lowest_plan, lowest_with_copies
-from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
+from trainwright.plan.memory.known_plans import (
+    checkpointing_plans,
+    first_blocks,
+    keep_all,
+    lowest_plan,
+    lowest_with_copies,
+)
+from trainwright.plan.memory.operations import Link, Operation
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.simulate import simulate
 from trainwright.validators import check, one_of
 
-if TYPE_CHECKING:
-    from trainwright.plan.memory.exact import SearchResult
-
 __all__ = [
     "Solver",
+    "TradeOffCurve",
+    "TradeOffPoint",
     "full_bytes",
     "infeasible_budget",
     "minimal_bytes",
     "plan_chain",
-    "simplify_plan",
+    "trade_off_curve",
 ]
 
 Solver = Literal["auto", "dp", "exact"]
@@ -74,7 +84,9 @@ def plan_chain(
         known = math.inf if operations is None else simulate(chain, operations, budget_bytes=budget_bytes).seconds
         states = int(min(_STATES, search_seconds / _STATE_SECONDS)) if solver == "auto" else 20_000_000
         searched = solve_exact(chain, budget_bytes, better_than_seconds=known * (1 - 1e-9), states=states)
-        operations, lower = _faster_of(chain, searched, operations, known, lower)
+        if searched.operations is not None:
+            operations, known = searched.operations, searched.seconds
+        lower = max(lower, known if searched.finished else min(known, searched.lower_seconds))
         found = "exact" if searched.finished else "dp"
         if solver == "exact" and not searched.finished:
             raise ChainError(
@@ -92,11 +104,9 @@ def plan_chain(
             raise infeasible_budget(chain, budget_bytes, copies=True)
         joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied, search_seconds=search_seconds)
         if joint is not None and joint != operations:
-            joint = simplify_plan(chain, joint, link=link)
             return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=least, link=link)
     if operations is None:
         raise infeasible_budget(chain, budget_bytes)
-    operations = simplify_plan(chain, operations)
     return Plan.of(chain, operations, budget_bytes=budget_bytes, solver=found, lower_seconds=lower)
 
 
@@ -151,18 +161,6 @@ def _first_blocks(chain: Chain, budget_bytes: int) -> tuple[Operation, ...] | No
     return first_blocks(chain, high) if high <= len(chain.stages) else None
 
 
-def _faster_of(
-    chain: Chain, searched: "SearchResult", operations: tuple[Operation, ...] | None, known: float, lower: float
-) -> tuple[tuple[Operation, ...] | None, float]:
-    """Return the faster of a known and a searched plan, and what is known of all others."""
-    if searched.operations is not None:
-        simple = simplify_plan(chain, searched.operations)
-        seconds = simulate(chain, simple).seconds
-        if seconds < known:
-            operations, known = simple, seconds
-    return operations, max(lower, known if searched.finished else min(known, searched.lower_seconds))
-
-
 def infeasible_budget(
     chain: Chain, budget_bytes: int, *, copies: bool = False, enough_bytes: int | None = None
 ) -> InfeasibleBudget:
@@ -193,62 +191,36 @@ def infeasible_budget(
     )
 
 
-def simplify_plan(chain: Chain, operations: Sequence[Operation], *, link: Link | None = None) -> tuple[Operation, ...]:
-    """Return the operations in their simplest form, if the simulator finds it no larger.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TradeOffPoint:
+    """A plan's peak and time; `name` is "plan", or a baseline's."""
 
-    Where bytes are free for it, solvers say "Fall 1; Fall 2; Del s1" for what is "Fck 1; Fall 2; Del a1", and
-    "Fck 2; Del a1" for "Fdrop 2". Nobody needs the graph; an executor would make it, and do the stages one by one.
-    """
-    found = _drop_with_forward(_without_graphs(list(operations)))
-    before, after = simulate(chain, operations, link=link), simulate(chain, found, link=link)
-    return tuple(found) if after.fits and after.peak_bytes <= before.peak_bytes else tuple(operations)
+    peak_bytes: int
+    seconds: float
+    name: str = "plan"
 
 
-def _without_graphs(found: list[Operation]) -> list[Operation]:
-    """Let forwards whose graph is deleted make only their output."""
-    bare: set[int] = set()  # outputs that are there already: a second one would have no name
-    for place, operation in enumerate(found):
-        stage = operation.stage
-        if operation.kind is OperationKind.FORWARD_ALL and stage not in bare:
-            ends = _next_use(found, place, lambda later: later.value is not Value.OUTPUT, of=(stage,))
-            if found[ends : ends + 1] == [Operation(OperationKind.DELETE, stage, Value.SAVED)]:
-                found[place] = Operation(OperationKind.FORWARD_KEEP, stage)
-                found[ends] = Operation(OperationKind.DELETE, stage, Value.OUTPUT)
-                drop, keep = (
-                    Operation(kind, stage + 1) for kind in (OperationKind.FORWARD_DROP, OperationKind.FORWARD_KEEP)
-                )
-                found[place:ends] = [keep if each == drop else each for each in found[place:ends]]
-        if found[place].kind in {OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP}:
-            bare.add(stage)
-        if found[place].kind is OperationKind.FORWARD_DROP:
-            bare.discard(stage - 1)
-        elif operation.kind is OperationKind.DELETE and operation.value is Value.OUTPUT:
-            bare.discard(stage)
-    return found
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TradeOffCurve:
+    """Plans from the least feasible budget to that of keeping everything, and torch's checkpointing as baselines."""
+
+    points: tuple[TradeOffPoint, ...]
+    """By growing peak; each is faster than all before it."""
+    baselines: tuple[TradeOffPoint, ...]
+    minimal_bytes: int
+    full_bytes: int
 
 
-def _drop_with_forward(found: list[Operation]) -> list[Operation]:
-    """Let forwards drop what they read where it is deleted before anybody else reads it."""
-    for place, operation in reversed(list(enumerate(found))):
-        if operation.kind is OperationKind.FORWARD_KEEP:
-            read, reader = operation.stage - 1, operation.stage
-            ends = _next_use(
-                found,
-                place,
-                lambda later, read=read: later.value is (Value.OUTPUT if later.stage == read else None),  # type: ignore[misc]
-                of=(read, reader),
-            )
-            if found[ends : ends + 1] == [Operation(OperationKind.DELETE, read, Value.OUTPUT)]:
-                found[place] = Operation(OperationKind.FORWARD_DROP, reader)
-                del found[ends]
-    return found
-
-
-def _next_use(
-    operations: Sequence[Operation], place: int, wanted: Callable[[Operation], bool], *, of: tuple[int, ...]
-) -> int:
-    """Return the place of the next operation of a sort on some stages behind a place; the end if there is none."""
-    places = range(place + 1, len(operations))
-    return next(
-        (later for later in places if operations[later].stage in of and wanted(operations[later])), len(operations)
-    )
+def trade_off_curve(chain: Chain, *, points: int = 16, slots: int = 500) -> TradeOffCurve:
+    """Return the trade-offs of a chain at so many even budgets from the least to that of keeping everything."""
+    full, least = full_bytes(chain), minimal_bytes(chain)
+    found: list[TradeOffPoint] = []
+    for budget in np.linspace(least, full, points).astype(int).tolist():
+        plan = plan_chain(chain, budget=budget, solver="dp", slots=slots)
+        if not found or plan.seconds < found[-1].seconds * (1 - 1e-9):
+            found.append(TradeOffPoint(peak_bytes=plan.peak_bytes, seconds=plan.seconds))
+    baselines = []
+    for name, operations in checkpointing_plans(chain).items():
+        simulation = simulate(chain, operations)
+        baselines.append(TradeOffPoint(peak_bytes=simulation.peak_bytes, seconds=simulation.seconds, name=name))
+    return TradeOffCurve(points=tuple(found), baselines=tuple(baselines), minimal_bytes=least, full_bytes=full)

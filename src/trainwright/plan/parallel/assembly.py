@@ -7,8 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from trainwright.plan.byte_sizes import reserved_bytes
-from trainwright.plan.fit.prediction_interval import SLOW_HOST_SECONDS, SLOW_INPUT_SECONDS, interval_of
-from trainwright.plan.forecast import Breakdown, Collective, Forecast
+from trainwright.plan.forecast import (
+    SLOW_HOST_SECONDS,
+    SLOW_INPUT_SECONDS,
+    Breakdown,
+    Collective,
+    Forecast,
+    interval_of,
+)
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.bottlenecks import BottleneckCase, bottlenecks_of
 from trainwright.plan.parallel.candidates import family_name

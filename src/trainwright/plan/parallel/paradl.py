@@ -15,8 +15,7 @@ from trainwright.cluster import Cluster, contention
 from trainwright.cluster.placement import group_tier
 from trainwright.errors import InputError
 from trainwright.plan.byte_sizes import reserved_bytes
-from trainwright.plan.fit.prediction_interval import interval_of
-from trainwright.plan.forecast import Breakdown, Forecast, Ranking
+from trainwright.plan.forecast import Breakdown, Forecast, Ranking, interval_of
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.parallel.assembly import mark_within_error
 from trainwright.plan.parallel.candidates import Shapes

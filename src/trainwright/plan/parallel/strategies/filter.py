@@ -18,7 +18,6 @@ from trainwright.plan.parallel.strategies.strategy import (
     Operation,
     ParallelStrategy,
     StageLoad,
-    largest_part,
     undivided,
 )
 
@@ -44,7 +43,10 @@ class _ChannelsOfLayers(ParallelStrategy):
 
     def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return, of a layer that is divided, the part with most channels."""
-        return largest_part(arrays, mesh, self.axis.name, self.divided_widths(arrays))
+        share, degree = undivided(arrays, mesh), mesh.axis(self.axis.name)
+        for place, width in self.divided_widths(arrays).items():
+            share[:, place] = -(-width // degree) / width
+        return share
 
     def exchange_layers(
         self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None, forward: Operation, backward: Operation

@@ -1,7 +1,7 @@
 """Strategy: how dividing along one axis changes work, memory and communication, for candidates in columns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,17 +13,7 @@ from trainwright.cluster.network import OPERATIONS, Operation
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis, numbered
 from trainwright.plan.parallel.model_arrays import ModelArrays
 
-__all__ = [
-    "Exchange",
-    "Limit",
-    "Operation",
-    "ParallelStrategy",
-    "Phase",
-    "StageLoad",
-    "all_seconds",
-    "largest_part",
-    "undivided",
-]
+__all__ = ["Exchange", "Limit", "Operation", "ParallelStrategy", "Phase", "StageLoad", "all_seconds", "undivided"]
 
 Phase = Literal["forward", "backward", "gradient", "update", "input"]
 
@@ -147,15 +137,6 @@ class ParallelStrategy(ABC):
     @abstractmethod
     def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return what is exchanged; `load` is None while blocks are priced, and given for the exchanges of stages."""
-
-
-def largest_part(arrays: ModelArrays, mesh: Mesh, axis: str, widths: Mapping[int, int]) -> Floats:
-    """Return shares of one, but of layers with a width in `widths`, cut along `axis`, the largest part."""
-    share = undivided(arrays, mesh)
-    degree = mesh.axis(axis)
-    for place, width in widths.items():
-        share[:, place] = -(-width // degree) / width
-    return share
 
 
 def undivided(arrays: ModelArrays, mesh: Mesh) -> Floats:
