@@ -82,6 +82,18 @@ def test_one_run_is_enough():
         Oracle(PRESET).fit([])
 
 
+def test_milliseconds_are_told_from_seconds():
+    """Runs that all take a thousand times as long as they can are in another unit."""
+    large, oracle = (
+        describe_transformer(hidden=2048, layers=24, heads=16, sequence=2048, vocabulary=32000),
+        Oracle(PRESET),
+    )
+    runs = [oracle.estimate(large, batch=8 * data, degrees=Degrees(data=data), zero=3) for data in (8, 16)]
+    runs = [MeasuredRun(profile=large, layout=run.layout, seconds=run.seconds_per_iteration * 1e3) for run in runs]
+    with pytest.raises(InputError, match="not milliseconds"):
+        fit_runs(PRESET, runs)
+
+
 def test_runs_beyond_what_the_machine_can_are_seen():
     """Steps faster than the device's peak leave constants at their bounds, which the fit names."""
     runs = [replace(run, seconds=run.seconds / 30) for run in measured(SEEN)]

@@ -34,6 +34,16 @@ def test_degrees_and_defaults(tmp_path):
     assert table.ignored == ("note",)
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_tables_of_spreadsheets(tmp_path, separator):
+    """Semicolons or tabs in the place of commas, and names in capitals, are read alike."""
+    path = write(tmp_path, {**SHAPE, **STEP})
+    header, rest = path.read_text().split("\n", 1)
+    path.write_text(f"{header.upper()}\n{rest}".replace(",", separator))
+    (run,) = read_runs(path, A100).runs
+    assert (run.layout.degrees.tensor, run.seconds) == (2, 1.0)
+
+
 def test_equal_shapes_are_one_profile(tmp_path):
     table = read_runs(write(tmp_path, {**SHAPE, **STEP}, {**SHAPE, **STEP, "batch": 64, "seconds": 2.0}), A100)
     assert table.runs[0].profile is table.runs[1].profile

@@ -99,6 +99,7 @@ def _replace_at(record: Any, place: tuple[str | int, ...], value: float) -> Any:
 _TOLERANCE = 0.07  # relative error up to which errors count by their square
 _STEP = 0.01  # of the logarithm of a constant, for its slope
 _INFLUENCE = 1e-4  # relative change of some prediction if a constant changes by a tenth
+_MOST_LONGER = 10.0  # times that most runs may take of their predictions; by more they are in another unit
 _LEAST_ERROR = 0.1  # that other runs were found to err by, however well those of the fit agree
 _IDENTIFIED = 0.5  # of the prior's spread, that is left of a constant which the runs determine
 
@@ -131,13 +132,20 @@ class RunFit:
 def fit_runs(cluster: Cluster, runs: Sequence[MeasuredRun]) -> RunFit:
     """Return the constants for which the cost model comes closest to the runs' seconds.
 
-    Raises `InputError` without runs, for seconds that are not above 0, and for nodes that differ.
+    Raises `InputError` without runs, for seconds that are not above 0 or in another unit, and for nodes that differ.
     """
     if equal_parts(cluster):
         raise InputError(
             f"fit: the nodes of {cluster.name!r} differ; allowed: equal nodes; fit each kind of node alone"
         )
-    return fit_clusters([(cluster, runs)])[0]
+    [fit] = fit_clusters([(cluster, runs)])
+    longer = math.exp(-float(np.median(fit.residuals)))
+    if longer > _MOST_LONGER:
+        raise InputError(
+            f"runs: got seconds that are {longer:.0f} times what {cluster.name!r} takes by the slowest constants; "
+            "allowed: seconds of one iteration, not milliseconds, and that iteration's batch, devices and precision"
+        )
+    return fit
 
 
 def fit_clusters(sources: Sequence[tuple[Cluster, Sequence[MeasuredRun]]]) -> list[RunFit]:

@@ -64,9 +64,13 @@ def read_runs(path: Path, cluster: Cluster, *, measured: bool = True) -> RunTabl
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = [name.strip() for name in reader.fieldnames or ()]
-            rows = [{name.strip(): (row[name] or "").strip() for name in reader.fieldnames or ()} for row in reader]
+            # Spreadsheets of some languages separate by semicolons.
+            separator = max(",;\t", key=file.readline().count)
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=separator)
+            columns = [name.strip().lower() for name in reader.fieldnames or ()]
+            reader.fieldnames = columns
+            rows = [{name: (row[name] or "").strip() for name in columns} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(
