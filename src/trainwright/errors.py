@@ -2,7 +2,8 @@
 
 import difflib
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 _TORCH_OF_PLANS = (2, 11)
 """What plans and profiles are tested with; plain training takes 2.4 too."""
@@ -229,6 +230,15 @@ class MissingExtra(InputError):
     def of(cls, what: str, package: str, extra: str) -> "MissingExtra":
         """Return the error that says that `what` needs `package`, which `extra` brings."""
         return cls(f'{what} needs {package}: pip install ".[{extra}]"')
+
+    @classmethod
+    @contextmanager
+    def instead_of_import_error(cls, what: str, package: str, extra: str) -> Iterator[None]:
+        """Raise this error in place of one of the imports within the block."""
+        try:
+            yield
+        except ImportError as error:
+            raise cls.of(what, package, extra) from error
 
     @classmethod
     def check_torch(cls, what: str) -> None:

@@ -36,10 +36,8 @@ def demo(
 
     Kill it at any moment, and run it again: it resumes.
     """
-    try:
+    with MissingExtra.instead_of_import_error("trainwright demo", "torch and scikit-learn", "demo"):
         from trainwright.cli.demo_training import load_rows, train
-    except ImportError as error:
-        raise MissingExtra.of("trainwright demo", "torch and scikit-learn", "demo") from error
     space = Space(
         rate=Float(1e-3, 1e-1, log=True),
         width=Int(16, 128, log=True),

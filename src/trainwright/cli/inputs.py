@@ -109,10 +109,8 @@ def read_module(model: str, sample: str | None) -> tuple[Any, Any]:
     """Return the module that a factory makes, without memory for its weights, and its arguments."""
     if sample is None:
         raise InputError("--sample: got none; allowed: MODULE:FUNCTION that returns the model's arguments (or a dict)")
-    try:
+    with MissingExtra.instead_of_import_error("tracing a model", "torch", "torch"):
         import torch
-    except ImportError as error:
-        raise MissingExtra.of("tracing a model", "torch", "torch") from error
     # On the meta device a model of any size is built without memory for its weights.
     with torch.device("meta"):
         built = call_function("MODEL", model)

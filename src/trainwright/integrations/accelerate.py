@@ -7,11 +7,9 @@ from typing import Any
 from trainwright.errors import MissingExtra, TrialMisuse
 from trainwright.train import Trial
 
-try:
+with MissingExtra.instead_of_import_error("trainwright.integrations.accelerate", "accelerate", "accelerate"):
     import torch
     from accelerate import Accelerator
-except ImportError as error:
-    raise MissingExtra.of("trainwright.integrations.accelerate", "accelerate", "accelerate") from error
 
 __all__ = ["epochs"]
 

@@ -14,15 +14,13 @@ from trainwright.space import Choice, Float, Int, Space
 from trainwright.space.parameters import Parameter
 from trainwright.study import Study
 
-try:
+with MissingExtra.instead_of_import_error("trainwright.integrations.hydra", "hydra-core", "hydra"):
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
     from hydra.core.plugins import Plugins
     from hydra.plugins.sweeper import Sweeper
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig, OmegaConf
-except ImportError as error:
-    raise MissingExtra.of("trainwright.integrations.hydra", "hydra-core", "hydra") from error
 
 __all__ = ["TrainwrightSweeper"]
 

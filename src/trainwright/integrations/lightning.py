@@ -12,12 +12,10 @@ from trainwright.errors import MissingExtra
 from trainwright.train import Trial
 from trainwright.train.assignment import select_metrics
 
-try:
+with MissingExtra.instead_of_import_error("trainwright.integrations.lightning", "lightning", "lightning"):
     import torch
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint
-except ImportError as error:
-    raise MissingExtra.of("trainwright.integrations.lightning", "lightning", "lightning") from error
 
 __all__ = ["TrialCallback"]
 

@@ -28,11 +28,9 @@ def export_mlflow(directory: str | Path, uri: str) -> str:
     The experiment, whose id is returned, has the name of the study's directory. Runs that are there are not written
     anew; lost trials wait until it is settled what becomes of them.
     """
-    try:
+    with MissingExtra.instead_of_import_error("the MLflow export", "mlflow", "mlflow"):
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
-    except ImportError:
-        raise MissingExtra.of("the MLflow export", "mlflow", "mlflow") from None
     finished = FinishedTrials(directory)
     try:
         client = MlflowClient(tracking_uri=uri)

@@ -46,11 +46,9 @@ class RayService:
         settings: DeploymentSettings | None = None,
         name: str = "trainwright",
     ) -> None:
-        try:
+        with MissingExtra.instead_of_import_error("--engine ray", "ray[serve]", "ray"):
             import ray
             from ray import serve
-        except ImportError as error:
-            raise MissingExtra.of("--engine ray", "ray[serve]", "ray") from error
         # Ray's annotations are narrower than what it accepts.
         self._ray: Any = ray
         self._serve: Any = serve

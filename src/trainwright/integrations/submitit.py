@@ -14,11 +14,9 @@ from trainwright.errors import InputError, MissingExtra
 from trainwright.study import Study, Worker
 from trainwright.study.driver.budget import Budget
 
-try:
+with MissingExtra.instead_of_import_error("trainwright.integrations.submitit", "submitit", "submitit"):
     from submitit import Executor, Job, helpers
     from submitit.core.job_environment import JobEnvironment
-except ImportError as error:
-    raise MissingExtra.of("trainwright.integrations.submitit", "submitit", "submitit") from error
 
 __all__ = ["WorkerJob", "submit_workers"]
 

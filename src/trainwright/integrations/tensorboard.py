@@ -31,10 +31,8 @@ def export_tensorboard(directory: str | Path, path: str | Path) -> Path:
     Runs that are there are not written anew; lost trials wait until it is settled what becomes of them. Refused if the
     folder holds another study's runs.
     """
-    try:
+    with MissingExtra.instead_of_import_error("the TensorBoard export", "tensorboard", "tensorboard"):
         import tensorboard.compat.proto  # noqa: F401 -- before anything is made
-    except ImportError:
-        raise MissingExtra.of("the TensorBoard export", "tensorboard", "tensorboard") from None
     finished = FinishedTrials(directory)
     logs = folder(directory, path)
     suffix = f".trainwright-{finished.study_id}"

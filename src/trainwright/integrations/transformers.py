@@ -13,11 +13,9 @@ from trainwright.study import Study
 from trainwright.train import Trial
 from trainwright.train.assignment import select_metrics
 
-try:
+with MissingExtra.instead_of_import_error("trainwright.integrations.transformers", "transformers", "transformers"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_utils import BestRun
-except ImportError as error:
-    raise MissingExtra.of("trainwright.integrations.transformers", "transformers", "transformers") from error
 
 __all__ = ["TrialCallback", "hyperparameter_search"]
 

@@ -24,10 +24,8 @@ def export_wandb(directory: str | Path, project: str) -> str:
     Lost trials wait until it is settled what becomes of them. Raises `InputError` without a login, if it is not
     offline.
     """
-    try:
+    with MissingExtra.instead_of_import_error("the export to Weights & Biases", "wandb", "wandb"):
         import wandb
-    except ImportError:
-        raise MissingExtra.of("the export to Weights & Biases", "wandb", "wandb") from None
     offline = os.environ.get("WANDB_MODE") in {"offline", "dryrun"}
     if not offline and not wandb.api.api_key:
         raise InputError(

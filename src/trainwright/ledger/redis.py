@@ -274,12 +274,10 @@ class RedisLedger:
 
 
 def _connected(location: str) -> "redis.Redis":
-    try:
+    with MissingExtra.instead_of_import_error("the Redis ledger", "redis", "redis"):
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
-    except ImportError:
-        raise MissingExtra.of("the Redis ledger", "redis", "redis") from None
     return redis.Redis.from_url(
         location, retry=Retry(NoBackoff(), 0), socket_timeout=_SOCKET_SECONDS, socket_connect_timeout=_SOCKET_SECONDS
     )

@@ -32,11 +32,9 @@ _PER_PIXEL = 0.55
 
 def draw_paper_figure(figure: Figure, path: Path, width_mm: float) -> None:
     """Draw a figure into a file, whose ending (.pdf, .svg or .png) says how. Raises `MissingExtra` or `InputError`."""
-    try:
+    with MissingExtra.instead_of_import_error("trainwright figure", "matplotlib", "figure"):
         from matplotlib import rc_context
         from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        raise MissingExtra.of("trainwright figure", "matplotlib", "figure") from error
     style: dict[Any, Any] = {
         "font.size": _POINTS,
         "axes.titlesize": _POINTS + 1,

@@ -42,10 +42,8 @@ def export_parquet(directory: str | Path, file: str | Path) -> Path:
     A parameter whose values are of several types becomes a column of their JSON texts.
     """
     path = target(directory, file, (".parquet", ".pq"))
-    try:
+    with MissingExtra.instead_of_import_error("the Parquet export", "polars", "parquet"):
         import polars as pl
-    except ImportError:
-        raise MissingExtra.of("the Parquet export", "polars", "parquet") from None
     table = pl.DataFrame(columns(read_state(directory)))
     with replacing(path) as temporary:
         table.write_parquet(temporary)

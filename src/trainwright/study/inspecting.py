@@ -125,10 +125,8 @@ class Inspecting:
 
     def to_frame(self) -> "pl.DataFrame":
         """Return one row per trial: number, status, params, values, epochs, seconds."""
-        try:
+        with MissingExtra.instead_of_import_error("study.to_frame()", "polars", "parquet"):
             import polars as pl
-        except ImportError:
-            raise MissingExtra.of("study.to_frame()", "polars", "parquet") from None
         from trainwright.ledger.rows import rows
 
         return pl.DataFrame(rows(self._log.state), infer_schema_length=None)

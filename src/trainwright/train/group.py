@@ -38,11 +38,9 @@ def join_process_group(assignment: "Assignment", channel: "Channel", *, gpu: boo
     """
     if assignment.world_size == 1:
         return channel
-    try:
+    with MissingExtra.instead_of_import_error("a trial on several devices", "torch", "torch"):
         import torch.distributed as dist
         from torch.distributed.rendezvous import rendezvous
-    except ImportError as error:
-        raise MissingExtra.of("a trial on several devices", "torch", "torch") from error
     rank, world, timeout = assignment.rank, assignment.world_size, timedelta(seconds=WAIT_SECONDS)
     try:
         store, _, _ = next(rendezvous(f"tcp://{assignment.address}", rank, world, timeout=timeout))

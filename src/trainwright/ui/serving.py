@@ -25,12 +25,10 @@ def serve_page(
     Needs the extra `ui`. Raises InputError for what is no study, a host or a token file that cannot be; ListenError for
     a port in use.
     """
-    try:
+    with MissingExtra.instead_of_import_error("the live page", "fastapi and uvicorn", "ui"):
         import uvicorn
 
         from trainwright.ui.app import POLICY, application
-    except ImportError:
-        raise MissingExtra.of("the live page", "fastapi and uvicorn", "ui") from None
     token = token_for(host, token_file)
     # Refuses a place without studies before a port is bound.
     registry = StudyRegistry(where)

@@ -98,12 +98,10 @@ def _join_counts(counts: Iterable[int]) -> str:
 
 def load_ray() -> Any:
     """Return the module `ray`, loaded when it is first needed. Raises `MissingExtra`, or if its version will not do."""
-    try:
+    with MissingExtra.instead_of_import_error("tw.Ray", "ray", "ray"):
         ray = importlib.import_module("ray")
         importlib.import_module("ray.util.scheduling_strategies")
         importlib.import_module("ray.exceptions")
-    except ImportError as error:
-        raise MissingExtra.of("tw.Ray", "ray", "ray") from error
     version = tuple(int(part) for part in ray.__version__.split(".")[:2])
     if not _OLDEST <= version < _BELOW:
         raise EngineError(f"ray {ray.__version__} is installed; tw.Ray needs 2.55 or later, below 3")

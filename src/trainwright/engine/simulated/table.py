@@ -113,10 +113,8 @@ def _load_columns(source: str | Path | Columns) -> Columns:
             raise EngineError(f"tables: {path} is no .npz file of numbers ({error})") from None
     if path.suffix not in {".parquet", ".csv"}:
         raise EngineError(f"tables: {path} ends in {path.suffix or 'nothing'!r}; allowed: .npz, .parquet, .csv")
-    try:
+    with MissingExtra.instead_of_import_error(f"tables: {path}", "polars", "parquet"):
         import polars as pl
-    except ImportError:
-        raise MissingExtra.of(f"tables: {path}", "polars", "parquet") from None
     try:
         frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema_length=None)
     except pl.exceptions.PolarsError as error:

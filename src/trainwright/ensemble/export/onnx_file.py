@@ -129,10 +129,8 @@ def export_network(network: "torch.nn.Module", sample: object | Callable[[], obj
 def _trace_network(network: "torch.nn.Module", rows: "torch.Tensor") -> bytes:
     import torch
 
-    try:
+    with MissingExtra.instead_of_import_error("an ensemble without factories", "onnxscript", "onnx"):
         import onnxscript  # noqa: F401 - what torch.onnx writes with
-    except ImportError:
-        raise MissingExtra.of("an ensemble without factories", "onnxscript", "onnx") from None
     # Of the packages that are not here, and of its progress, the exporter tells on every call.
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -167,8 +165,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _import_runtime() -> Any:
-    try:
+    with MissingExtra.instead_of_import_error("a member that is an ONNX file", "onnxruntime", "onnx"):
         import onnxruntime
-    except ImportError:
-        raise MissingExtra.of("a member that is an ONNX file", "onnxruntime", "onnx") from None
     return onnxruntime

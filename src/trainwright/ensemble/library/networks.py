@@ -197,8 +197,6 @@ def _import_factory(factory: str) -> Callable[..., Any]:
 
 
 def _import_safetensors() -> Any:
-    try:
+    with MissingExtra.instead_of_import_error("keeping an ensemble's weights", "safetensors", "torch"):
         import safetensors.torch
-    except ImportError:
-        raise MissingExtra.of("keeping an ensemble's weights", "safetensors", "torch") from None
     return safetensors.torch

@@ -36,10 +36,8 @@ def read_configspace(space: Any) -> tuple[dict[str, Parameter], list[Requirement
 
     All parameters come with defaults, for ConfigSpace gives one to each.
     """
-    try:
+    with MissingExtra.instead_of_import_error("Space.from_configspace()", "ConfigSpace", "configspace"):
         from ConfigSpace import ConfigurationSpace
-    except ImportError:
-        raise MissingExtra.of("Space.from_configspace()", "ConfigSpace", "configspace") from None
     if not isinstance(space, ConfigurationSpace):
         raise SpaceError(f"from_configspace: got {space!r}; allowed: a ConfigSpace.ConfigurationSpace")
     parameters = {}

@@ -124,10 +124,8 @@ def to_configspace(space: Space) -> Any:
 
     A parameter without default gets ConfigSpace's own; where these together are forbidden, those of a legal draw.
     """
-    try:
+    with MissingExtra.instead_of_import_error("space.to_configspace()", "ConfigSpace", "configspace"):
         import ConfigSpace
-    except ImportError:
-        raise MissingExtra.of("space.to_configspace()", "ConfigSpace", "configspace") from None
     # Legal draws, to test the result with, and to take defaults from where ConfigSpace's own are forbidden.
     rows = space.sample(rng(0, "configspace", 0), _CHECKED)
     draws = space.decode(rows)

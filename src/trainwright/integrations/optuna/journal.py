@@ -39,10 +39,8 @@ def export_optuna_journal(directory: str | Path, file: str | Path) -> Path:
 
     A file that is there already is replaced if it is such an export and Optuna has added nothing to it, else refused.
     """
-    try:
+    with MissingExtra.instead_of_import_error("the export to Optuna's journal", "optuna", "optuna"):
         import optuna
-    except ImportError:
-        raise MissingExtra.of("the export to Optuna's journal", "optuna", "optuna") from None
     path = target(directory, file)
     finished = FinishedTrials(directory, lost=True)
     objectives = finished.state.objectives

@@ -21,13 +21,11 @@ from trainwright.search.view import SearchView
 from trainwright.space import Choice, Float, Int, Space
 from trainwright.space.parameters import Parameter
 
-try:
+with MissingExtra.instead_of_import_error("TrainwrightSampler", "optuna", "optuna"):
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.samplers import BaseSampler
     from optuna.search_space import IntersectionSearchSpace
     from optuna.trial import TrialState
-except ImportError:
-    raise MissingExtra.of("TrainwrightSampler", "optuna", "optuna") from None
 
 if TYPE_CHECKING:
     from optuna.study import Study

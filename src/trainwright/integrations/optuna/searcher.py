@@ -79,10 +79,8 @@ class OptunaSearcher:
 
 
 def _prototype(sampler: Any) -> Any:
-    try:
+    with MissingExtra.instead_of_import_error("OptunaSearcher", "optuna", "optuna"):
         import optuna
-    except ImportError:
-        raise MissingExtra.of("OptunaSearcher", "optuna", "optuna") from None
     if not isinstance(sampler, str):
         return sampler
     known = [name for name in optuna.samplers.__all__ if name.endswith("Sampler") and not name.startswith("Base")]

@@ -103,11 +103,9 @@ def trace_config(path: Path | str, *, sequence: int | None = None, **options: An
     takes neither.
     """
     family = str(_read_config(path).get("model_type", ""))
-    try:
+    with MissingExtra.instead_of_import_error("a model made from its configuration", "transformers", "transformers"):
         import torch
         import transformers
-    except ImportError as error:
-        raise MissingExtra.of("a model made from its configuration", "transformers", "transformers") from error
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")

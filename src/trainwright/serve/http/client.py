@@ -41,10 +41,8 @@ class Client:
         timeout_seconds: float = 60.0,
         give_up_seconds: float = 30.0,
     ) -> None:
-        try:
+        with MissingExtra.instead_of_import_error("a client", "httpx", "serve"):
             import httpx
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("a client", "httpx", "serve") from error
         self._name, self._binary, self._give_up_seconds = name, binary, give_up_seconds
         # To compress numbers takes longer than to send them.
         headers = {"Accept-Encoding": "identity"}

@@ -94,8 +94,6 @@ class SafeTensors(Format):
 
 
 def _library() -> Any:
-    try:
+    with MissingExtra.instead_of_import_error("the format 'safetensors'", "safetensors", "torch"):
         import safetensors
-    except ImportError as error:
-        raise MissingExtra.of("the format 'safetensors'", "safetensors", "torch") from error
     return safetensors
