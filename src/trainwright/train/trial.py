@@ -16,15 +16,13 @@ from trainwright.checkpoint import CheckpointConfig, Manager, Restored, Retentio
 from trainwright.checkpoint.state.differences import Effect, settle_differences
 from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute, closest
 from trainwright.ledger import Record, facts
-from trainwright.randomness import rng
+from trainwright.randomness import rng, seed_all
 from trainwright.train.assignment import Assignment, Channel, TrialEnd, check_metrics
 from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.framework_checkpoints import FrameworkCheckpoints, newest_checkpoint
 from trainwright.train.group import WAIT_SECONDS, wait_for_ranks
-from trainwright.train.optimizer_options import read_options, set_options
 from trainwright.train.run import Run
-from trainwright.train.seeding import seed_all
-from trainwright.train.trial_checkpoints import TrialCheckpoints
+from trainwright.train.trial_checkpoints import TrialCheckpoints, read_options, set_options
 from trainwright.validators import check, integer
 
 if TYPE_CHECKING:
