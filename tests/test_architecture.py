@@ -25,6 +25,7 @@ FLOORS = {
     "cli": 9,  # a command above the page that it starts
 }
 BELOW_ALL = (
+    "aliases",
     "errors",
     "files",
     "http_security",

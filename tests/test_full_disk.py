@@ -47,13 +47,13 @@ def report(directory, folder):
 
 
 def summary(directory, folder):
-    from trainwright.report.summary import write_summary
+    from trainwright.report.exports import write_summary
 
     write_summary(directory, also={"x": "x" * BIG})
 
 
 def csv(directory, folder):
-    from trainwright.report.tabular import export_csv
+    from trainwright.report.exports import export_csv
 
     export_csv(directory, folder / "table.csv")
 

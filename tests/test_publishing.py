@@ -30,7 +30,7 @@ OTHERWISE = {  # what is written in another way, and why
     "integrations/accelerate.py": "a checkpoint of a framework counts once its marker is published",
     "integrations/transformers.py": "likewise",
     "report/paper.py": "matplotlib writes at the temporary path that `publish` gives",
-    "report/tabular.py": "polars writes at the temporary path that `publish` gives",
+    "report/exports.py": "polars writes at the temporary path that `publish` gives",
 }
 METHODS = {"write_text", "write_bytes", "write_parquet", "savefig"}
 FUNCTIONS = {

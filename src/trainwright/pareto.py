@@ -6,10 +6,10 @@ A row dominates another if it is as good in every column and better in one; so e
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array, Mask
+
 __all__ = ["MOST_OBJECTIVES", "dominates", "hypervolume", "non_dominated", "ranks", "reference_of"]
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 MOST_OBJECTIVES = 6  # up to which the hypervolume takes a bearable time
 

@@ -12,7 +12,7 @@ from torch import nn
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.policy.save_policy import Costs, exact_interval, plan_saves
 from trainwright.checkpoint.tools.proof import Proof
-from trainwright.cli.formatting import seconds, size
+from trainwright.cli.command import seconds, size
 from trainwright.cli.inputs import call_function
 from trainwright.errors import InputError
 

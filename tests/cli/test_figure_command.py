@@ -88,9 +88,9 @@ def test_legend_entries_have_the_marks_of_their_traces(study):
     from matplotlib.figure import Figure as Canvas
 
     from trainwright.report import paper
+    from trainwright.report.exports import read_state
     from trainwright.report.figures.groups import GROUPS, FigureSource
     from trainwright.report.overview import Overview
-    from trainwright.report.tabular import read_state
 
     source = FigureSource(overview=Overview(read_state(study)), directory=study)
     for group in GROUPS.values():
@@ -112,10 +112,10 @@ def test_legend_entries_have_the_marks_of_their_traces(study):
 def test_no_text_lies_on_another_however_long_the_names_are(tmp_path, monkeypatch):
     """At 85 mm, with twelve choices, eight parameters and names of 40 letters; and no text is outside of the file."""
     from trainwright.report import paper
+    from trainwright.report.exports import read_state
     from trainwright.report.figures.groups import GROUPS, FigureSource
     from trainwright.report.figures.parameters import contour, scatter
     from trainwright.report.overview import Overview
-    from trainwright.report.tabular import read_state
 
     names = [f"a_long_name_of_a_parameter_of_block_{number}" for number in range(7)]
     space = tw.Space(

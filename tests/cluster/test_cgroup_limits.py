@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainwright.cluster.cgroup_limits import cgroup_cores, cgroup_memory_bytes
+from trainwright.cluster.visible_devices import cgroup_cores, cgroup_memory_bytes
 
 
 def write(root, files):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.integrations.optuna.journal import export_optuna_journal
-from trainwright.report.tabular import FinishedTrials
+from trainwright.report.exports import FinishedTrials
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is absent; pip install optuna-dashboard")
 

@@ -11,8 +11,8 @@ from trainwright.ensemble.ensemble_settings import StoredSettings
 from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report import write_report
+from trainwright.report.exports import choose_study_ensemble
 from trainwright.report.figures.ensembles import ensemble_front
-from trainwright.report.summary import choose_study_ensemble
 
 ROWS, CLASSES = 200, 5
 TARGETS = {name: np.random.default_rng(3).integers(0, CLASSES, ROWS) for name in ("selection", "test")}

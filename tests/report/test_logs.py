@@ -11,7 +11,7 @@ from trainwright.errors import InputError, MissingExtra
 from trainwright.integrations.mlflow import export_mlflow
 from trainwright.integrations.tensorboard import export_tensorboard
 from trainwright.ledger import DirectoryLedger, facts
-from trainwright.report.tabular import FinishedTrials
+from trainwright.report.exports import FinishedTrials
 
 SPACE = tw.Space(
     lr=tw.Float(1e-5, 1e-1, log=True),

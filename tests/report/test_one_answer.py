@@ -17,9 +17,9 @@ from trainwright.ensemble import EnsembleSettings, Library, leave
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
+from trainwright.report.exports import choose_study_ensemble
 from trainwright.report.html import write_report
 from trainwright.report.overview import Overview
-from trainwright.report.summary import choose_study_ensemble
 from trainwright.ui.figure_views import FigureViews
 
 CASES = [case if case < 4 else pytest.param(case, marks=pytest.mark.slow) for case in range(20)]

@@ -5,9 +5,9 @@ from allocation_for_tests import GB, devices, ensemble, single_units
 
 from trainwright.errors import AllocationError
 from trainwright.serve import DeploymentPlan
+from trainwright.serve.placement.allocate import fail_over
 from trainwright.serve.placement.deployment_plan import Instance, digest_of
 from trainwright.serve.placement.units import Unit
-from trainwright.serve.runtime.worker_pool import fail_over
 
 
 def plan(*gigabytes, matrix, **changed):

@@ -8,7 +8,7 @@ import pytest
 from trainwright.ledger import DirectoryLedger, Record, Writer, facts
 from trainwright.randomness import rng
 from trainwright.space import Choice, Float, Space
-from trainwright.ui.study_registry import StudyRegistry
+from trainwright.ui.study_follower import StudyRegistry
 
 SPACE = Space(lr=Float(1e-4, 1.0, log=True), optimizer=Choice("sgd", "adamw"))
 

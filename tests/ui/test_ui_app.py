@@ -8,8 +8,7 @@ import pytest
 from trainwright.errors import InputError
 from trainwright.http_security import Guard
 from trainwright.ledger import DirectoryLedger
-from trainwright.ui.study_follower import StudyFollower
-from trainwright.ui.study_registry import StudyRegistry
+from trainwright.ui.study_follower import StudyFollower, StudyRegistry
 
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 pytest.importorskip("fastapi", reason="needs the extra ui")

@@ -7,7 +7,7 @@ import pytest
 
 from trainwright.errors import ListenError
 from trainwright.ui import serve_page
-from trainwright.ui.study_registry import StudyRegistry
+from trainwright.ui.study_follower import StudyRegistry
 
 pytest.importorskip("fastapi", reason="needs the extra ui")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra ui")

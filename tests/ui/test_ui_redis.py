@@ -6,7 +6,7 @@ from servers import Server, needs_redis
 from trainwright.errors import StudyError
 from trainwright.http_security import Guard
 from trainwright.ledger import RedisLedger, Writer, facts
-from trainwright.ui.study_registry import StudyRegistry
+from trainwright.ui.study_follower import StudyRegistry
 
 needs_redis()
 httpx = pytest.importorskip("httpx", reason="needs httpx")

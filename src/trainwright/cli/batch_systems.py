@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainwright.cli.batch_job import Job
+    from trainwright.cli.submit import Job
 
 __all__ = ["SYSTEMS", "BatchSystem"]
 

@@ -10,8 +10,7 @@ from trainwright.checkpoint.policy.save_policy import Costs, plan_saves
 from trainwright.checkpoint.tools.proof import Proof
 from trainwright.checkpoint.tools.proof import verify_resume as prove
 from trainwright.cli.checkpoint_files import convert, diff, inspect, verify
-from trainwright.cli.command import Argument, Option, Result, make_group
-from trainwright.cli.formatting import seconds
+from trainwright.cli.command import Argument, Option, Result, make_group, seconds
 from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError
 from trainwright.report.formatting import duration

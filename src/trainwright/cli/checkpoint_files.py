@@ -15,8 +15,7 @@ from trainwright.checkpoint.tools.diff import diff as compare
 from trainwright.checkpoint.tools.inspect import Inspected, Inspection
 from trainwright.checkpoint.tools.inspect import inspect as look
 from trainwright.checkpoint.tools.inspect import verify as check
-from trainwright.cli.command import Argument, Option, Result
-from trainwright.cli.formatting import print_table, size
+from trainwright.cli.command import Argument, Option, Result, print_table, size
 from trainwright.errors import CheckpointFormatError
 from trainwright.report.formatting import count
 

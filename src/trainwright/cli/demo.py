@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from trainwright.cli.command import Argument, Option, Result
-from trainwright.cli.formatting import print_table
+from trainwright.cli.command import Argument, Option, Result, print_table
 from trainwright.engine import Local
 from trainwright.ensemble import EnsembleSettings, Library
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble

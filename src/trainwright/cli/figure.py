@@ -9,6 +9,7 @@ from typing import Annotated
 
 from trainwright.cli.command import Argument, Option, Result, StudyFolder
 from trainwright.errors import InputError, SearchError, closest
+from trainwright.report.exports import read_state
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.groups import GROUPS, FigureSource
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
@@ -17,7 +18,6 @@ from trainwright.report.figures.studies import comparison, distribution
 from trainwright.report.files import target
 from trainwright.report.overview import Overview
 from trainwright.report.paper import draw_paper_figure
-from trainwright.report.tabular import read_state
 from trainwright.search.importance import importance_of
 
 __all__ = ["figure"]

@@ -4,8 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from trainwright.cli.command import Argument, Option, PlanFile, Result, make_group
-from trainwright.cli.formatting import print_table
+from trainwright.cli.command import Argument, Option, PlanFile, Result, make_group, print_table
 from trainwright.cli.inputs import call_function
 from trainwright.errors import InputError
 from trainwright.memory import Chain, Plan, load_chain

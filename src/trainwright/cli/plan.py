@@ -5,8 +5,7 @@ from dataclasses import MISSING, asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from trainwright.cli.command import Argument, Option, OrderedGroup, Result, make_group, options_of
-from trainwright.cli.formatting import shorten
+from trainwright.cli.command import Argument, Option, OrderedGroup, Result, make_group, options_of, shorten
 from trainwright.cli.inputs import (
     OracleSettings,
     find_cluster,

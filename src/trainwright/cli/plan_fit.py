@@ -14,8 +14,7 @@ from typing import Annotated
 
 import numpy as np
 
-from trainwright.cli.command import Argument, ClusterName, Nodes, Option, Result
-from trainwright.cli.formatting import print_rows, print_table
+from trainwright.cli.command import Argument, ClusterName, Nodes, Option, Result, print_rows, print_table
 from trainwright.cli.inputs import find_cluster
 from trainwright.cluster import Cluster
 from trainwright.cluster.calibration.ranks import RankPlace, find_rank_place

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from trainwright.cli.formatting import print_rows, shorten, shorten_list, size
+from trainwright.cli.command import print_rows, shorten, shorten_list, size
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.model.profile import Profile

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from trainwright.cli.command import Argument, Option, Result, options_of
-from trainwright.cli.formatting import print_table
+from trainwright.cli.command import Argument, Option, Result, options_of, print_table
 from trainwright.cli.workflow.stage import A_TABLE
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.settings import Scaling, Simulated, SimulationLimits

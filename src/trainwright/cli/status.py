@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from trainwright.cli.batch_job import queue_states
 from trainwright.cli.command import Argument, Option, Result
+from trainwright.cli.submit import queue_states
 from trainwright.errors import InputError
 from trainwright.ledger.writers import state_counts
 from trainwright.report.formatting import count, duration

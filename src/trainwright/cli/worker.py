@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from trainwright.cli.command import INTERRUPTED, Argument, Option, Result, options_of
 from trainwright.cli.workflow.study_file import read_job
+from trainwright.cluster.visible_devices import visible_gpus
 from trainwright.engine import Local
-from trainwright.engine.devices import visible_gpus
 from trainwright.engine.nodes.engine import GangPlace
 from trainwright.errors import EngineError
 from trainwright.study import Study, Worker

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from trainwright.engine.devices import cores, visible_gpus
+from trainwright.cluster.visible_devices import cores, visible_gpus
 from trainwright.engine.process.listener import Worker
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.process.supervisor import LIMIT, Supervisor

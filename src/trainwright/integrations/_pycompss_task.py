@@ -7,7 +7,7 @@ from contextlib import suppress
 from pycompss.api.constraint import constraint
 from pycompss.api.task import task
 
-from trainwright.engine.devices import visible_gpus
+from trainwright.cluster.visible_devices import visible_gpus
 from trainwright.engine.nodes.member import serve_driver
 
 __all__ = ["SEQUENTIAL", "here", "serve_slot"]

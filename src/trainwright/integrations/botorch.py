@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import MissingExtra
 from trainwright.randomness import rng
-from trainwright.search.bayes.climber import Climber
 from trainwright.search.bayes.gaussian_process import Embedding
+from trainwright.search.bayes.improvement import Climber
 from trainwright.search.bayes.loop import BayesianSearcher, add_penalties, draw_weights, good_rows
 from trainwright.search.bayes.targets import standardise_losses, thin_rows
 from trainwright.search.searcher import propose
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BoTorchSearcher"]
 
-Array = NDArray[np.float64]
 
 _CHUNK = 256  # rows that are asked at once: memory grows with their number times that of the samples
 _BEYOND_WORST = 0.1  # of a standard deviation: from the worst result to the hypervolume's reference point

@@ -13,7 +13,7 @@ from typing import Any
 from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import Status, TrialState
 from trainwright.ledger.rows import first_start
-from trainwright.report.tabular import FinishedTrials, metric_points
+from trainwright.report.exports import FinishedTrials, metric_points
 
 __all__ = ["export_mlflow"]
 

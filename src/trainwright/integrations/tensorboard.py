@@ -15,8 +15,8 @@ from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import Status, TrialState
 from trainwright.ledger.rows import first_start
 from trainwright.publishing import write_file
+from trainwright.report.exports import FinishedTrials, metric_points
 from trainwright.report.files import folder
-from trainwright.report.tabular import FinishedTrials, metric_points
 from trainwright.space import Choice, Constant, Space
 from trainwright.space.parameters import Parameter
 

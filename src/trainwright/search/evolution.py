@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.aliases import Array, Places
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.candidates import fill_gaps, make_legal, moves_of
@@ -19,8 +19,6 @@ from trainwright.validators import integer, optional
 
 __all__ = ["EvolutionSearcher"]
 
-Array = NDArray[np.float64]
-Places = NDArray[np.intp]
 
 _STEP = 0.1  # standard deviation of a numeric mutation, in units
 _BROOD = 16  # mutants made at once, of which the first legal new one is taken

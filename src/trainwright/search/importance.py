@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import SearchError, closest
 from trainwright.ledger import State, TrialState
 from trainwright.randomness import rng
@@ -24,7 +24,6 @@ from trainwright.space import Space
 
 __all__ = ["Importance", "importance_of"]
 
-Array = NDArray[np.float64]
 
 _LEAST, _MOST = 10, 300  # results
 _REACHED = 0.95  # of the trials that reached the first epoch, so many reached the one asked at: fewer are a selection

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import SearchError, TrialError
 from trainwright.ledger import State, Status, open_ledger, state_of
 from trainwright.pareto import non_dominated
@@ -22,7 +23,6 @@ from trainwright.space import Choice, Space
 
 __all__ = ["Earlier", "EarlierStudy", "WarmStart", "WarmStartRows"]
 
-Array = NDArray[np.float64]
 
 _MOST = 500  # rows that are told, of all studies together
 _LEAST = 10  # rows of each study, at least

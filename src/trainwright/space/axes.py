@@ -11,12 +11,10 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["Array", "Axis", "Code", "Grid", "Linear", "Log", "Mask", "RoundedLog"]
+from trainwright.aliases import Array
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+__all__ = ["Axis", "Code", "Grid", "Linear", "Log", "RoundedLog"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from trainwright.aliases import Array
 from trainwright.errors import TrialError, closest
-from trainwright.space.axes import Array
-from trainwright.space.canonical import canonical_json, to_python
 from trainwright.space.conditions import Condition
+from trainwright.space.configuration import canonical_json, to_python
 from trainwright.space.parameters import Constant
 from trainwright.space.row_schema import names_in
 from trainwright.space.rules import BoundRule, BoundRules, RowTable

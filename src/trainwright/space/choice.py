@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import SpaceError, TrialError
-from trainwright.space.axes import Array, Axis, Code, Grid
-from trainwright.space.canonical import canonical_json, to_python
+from trainwright.space.axes import Axis, Code, Grid
 from trainwright.space.conditions import Condition
+from trainwright.space.configuration import canonical_json, to_python
 from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying, check_value, kind_of_table, make_table
 from trainwright.validators import check, each, flag, number

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from trainwright.space.axes import Array, Axis, Code
+from trainwright.aliases import Array
+from trainwright.space.axes import Axis, Code
 from trainwright.space.parameters import Varying
 
 __all__ = ["Column", "Columns", "make_column"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from trainwright.aliases import Array, Mask
 from trainwright.errors import SpaceError
-from trainwright.space.axes import Array, Mask
-from trainwright.space.canonical import to_python
+from trainwright.space.configuration import to_python
 
 __all__ = [
     "Combination",

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import SpaceError, TrialError
-from trainwright.space.axes import Array, Axis, Grid, Linear, Log, RoundedLog
-from trainwright.space.canonical import format_number, is_number, to_python
+from trainwright.space.axes import Axis, Grid, Linear, Log, RoundedLog
 from trainwright.space.conditions import Condition
+from trainwright.space.configuration import format_number, is_number, to_python
 from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying
 from trainwright.validators import Validator, check, flag, integer, number

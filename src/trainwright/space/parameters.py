@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import SpaceError, TrialError
-from trainwright.space.axes import Array, Axis
-from trainwright.space.canonical import to_python
+from trainwright.space.axes import Axis
 from trainwright.space.conditions import Combination, Comparison, Condition
+from trainwright.space.configuration import to_python
 from trainwright.space.expressions import Expression, Kind
 
 __all__ = ["Constant", "Derived", "Parameter", "Varying", "check_value", "kind_of_table", "make_table"]

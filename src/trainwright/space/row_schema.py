@@ -9,11 +9,11 @@ from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
+from trainwright.aliases import Array
 from trainwright.errors import SpaceError, TrialError, closest
-from trainwright.space.axes import Array
-from trainwright.space.canonical import canonical_json, is_number
 from trainwright.space.columns import Columns, make_column
 from trainwright.space.conditions import Comparison, Condition, Holds, evaluate_condition
+from trainwright.space.configuration import canonical_json, is_number
 from trainwright.space.parameters import Constant, Parameter, Varying
 
 __all__ = ["RowSchema", "names_in", "order_by_needs"]

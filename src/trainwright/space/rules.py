@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array, Mask
 from trainwright.errors import SpaceError
-from trainwright.space.axes import Array, Mask
 from trainwright.space.conditions import Condition, Holds
 from trainwright.space.expressions import Environment, Expression, Kind, Term
 from trainwright.space.parameters import Constant, Derived, Varying

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from trainwright.aliases import Array, Mask
 from trainwright.errors import SpaceInfeasible
-from trainwright.space.axes import Array, Mask
 from trainwright.space.rules import BoundRules, RowTable
 
 __all__ = ["MOST_LEGAL", "enumerate_legal", "sample_legal"]

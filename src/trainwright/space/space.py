@@ -13,12 +13,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from trainwright.aliases import Array, Mask
 from trainwright.errors import SpaceError, TrialError
-from trainwright.space.axes import Array, Mask
-from trainwright.space.canonical import hash_json
 from trainwright.space.checking import describe_violation, validate_params
 from trainwright.space.columns import Column
-from trainwright.space.configuration import Configuration
+from trainwright.space.configuration import Configuration, hash_json
 from trainwright.space.documents import space_from_json, space_to_json
 from trainwright.space.parameters import Constant, Derived, Parameter
 from trainwright.space.row_schema import RowSchema

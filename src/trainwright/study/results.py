@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import StudyError
 from trainwright.ledger import State, TrialState
 from trainwright.ledger.objectives import losses_of
@@ -24,7 +25,6 @@ from trainwright.study.projections import SearchProjection
 
 __all__ = ["By", "Results", "Stretch", "first_reference", "lineage_of", "recommended"]
 
-Array = NDArray[np.float64]
 By = Literal["estimate", "observed"]
 
 

@@ -8,8 +8,8 @@ from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated
 
+from trainwright.cluster.visible_devices import rank
 from trainwright.engine import Engine, TrainFunction
-from trainwright.engine.devices import rank
 from trainwright.engine.function_reference import load_function, script_boundary
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler

@@ -17,8 +17,7 @@ from trainwright.errors import InputError
 from trainwright.files import plain
 from trainwright.ui.figure_views import VIEWS, FigureViews, compare_studies
 from trainwright.ui.study_details import log_tail, study_summary, trial_page
-from trainwright.ui.study_follower import StudyFollower
-from trainwright.ui.study_registry import StudyRegistry
+from trainwright.ui.study_follower import StudyFollower, StudyRegistry
 from trainwright.ui.trial_table import MOST_ROWS, window
 from trainwright.ui.trial_table import Query as Rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainwright.errors import MissingExtra
 from trainwright.http_security import Guard, bind, is_loopback, token_for
-from trainwright.ui.study_registry import StudyRegistry
+from trainwright.ui.study_follower import StudyRegistry
 
 __all__ = ["serve_page"]
 

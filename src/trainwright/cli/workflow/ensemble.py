@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
-from trainwright.cli.formatting import print_table, size
+from trainwright.cli.command import print_table, size
 from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StudyJob, take_base
 from trainwright.ensemble import EnsembleSettings, Library
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, ChosenEnsemble, StoredSettings

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from trainwright.cli.formatting import size
+from trainwright.cli.command import size
 from trainwright.cli.inputs import OracleSettings, find_cluster
 from trainwright.cli.workflow.stage import StageOutcome, StudyJob, read_source, read_text_of
 from trainwright.engine.function_reference import load_function

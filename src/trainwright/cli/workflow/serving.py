@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from trainwright.cli.formatting import print_table
+from trainwright.cli.command import print_table
 from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StudyJob, read_source, take_base
 from trainwright.engine.function_reference import load_function
 from trainwright.ensemble import Ensemble

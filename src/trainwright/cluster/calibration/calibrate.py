@@ -16,8 +16,8 @@ from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_field
 from trainwright.cluster.calibration.links import measure_links
 from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
 from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime
-from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.cluster import Cluster
+from trainwright.cluster.visible_devices import host_memory_bytes
 from trainwright.errors import InputError
 from trainwright.validators import check, integer, one_of
 

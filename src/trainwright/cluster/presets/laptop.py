@@ -20,9 +20,9 @@ import numpy as np
 
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_fields
 from trainwright.cluster.calibration.timing import fastest
-from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.files import read_cluster, write_cluster
 from trainwright.cluster.network import ExchangeTimes
+from trainwright.cluster.visible_devices import host_memory_bytes
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["cache_path", "load_or_measure_laptop"]

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.cluster.cgroup_limits import cgroup_cores, host_memory_bytes
-from trainwright.engine.devices import visible_gpus
+from trainwright.cluster.visible_devices import cgroup_cores, host_memory_bytes, visible_gpus
 from trainwright.engine.doctor.packages import check_extras, check_packages, import_torch, version_of
 from trainwright.errors import InputError
 from trainwright.plan.byte_sizes import format_bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from trainwright.engine.devices import rank, task_count
+from trainwright.cluster.visible_devices import rank, task_count
 from trainwright.engine.nodes.member import COMMAND, place_token, publish_meeting, serve
 from trainwright.engine.nodes.member_engine import Member, MemberEngine
 from trainwright.engine.process.listener import WorkerListener

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainwright.engine.devices import cores, visible_gpus
+from trainwright.cluster.visible_devices import cores, visible_gpus
 from trainwright.engine.process.listener import keep_alive
 from trainwright.engine.process.worker_process import ChildProcess, find_free_address, thread_environment
 from trainwright.engine.protocol import Died

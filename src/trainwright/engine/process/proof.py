@@ -20,7 +20,7 @@ import trainwright.checkpoint
 from trainwright.checkpoint import manager as home
 from trainwright.checkpoint.tools.proof import Proof, launch_ranks, prove
 from trainwright.checkpoint.tools.step_digests import ProofPlan, take_part
-from trainwright.engine.devices import visible_gpus
+from trainwright.cluster.visible_devices import visible_gpus
 from trainwright.engine.function_reference import load_function
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.protocol import Died, Returned, StoppedEarly

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.engine.devices import cores
+from trainwright.cluster.visible_devices import cores
 from trainwright.errors import EngineError, MissingExtra, first_line
 
 __all__ = ["Node", "SlotMap", "check_cluster", "connect", "living_nodes", "load_ray"]

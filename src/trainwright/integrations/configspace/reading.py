@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.errors import MissingExtra, SpaceError
-from trainwright.space.canonical import to_python
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import Condition, all_of, any_of, equals, greater, less, not_, one_of
+from trainwright.space.configuration import to_python
 from trainwright.space.numeric import Beta, Float, Int, Normal, Prior
 from trainwright.space.parameters import Constant, Parameter
 from trainwright.space.rules import Requirement, require

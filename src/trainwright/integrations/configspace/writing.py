@@ -14,9 +14,9 @@ import numpy as np
 
 from trainwright.errors import MissingExtra, SpaceError
 from trainwright.randomness import rng
-from trainwright.space.canonical import canonical_json
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import Comparison, Condition
+from trainwright.space.configuration import canonical_json
 from trainwright.space.numeric import Beta, Float, Int, Normal
 from trainwright.space.parameters import Constant, Parameter, Varying, make_table
 from trainwright.space.rules import Requirement

@@ -17,8 +17,8 @@ from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import Status
 from trainwright.ledger.rows import final_metrics, first_start
 from trainwright.publishing import write_file
+from trainwright.report.exports import FinishedTrials
 from trainwright.report.files import target, write
-from trainwright.report.tabular import FinishedTrials
 from trainwright.space import Choice, Constant, Float, Int, Space
 from trainwright.space.parameters import Parameter
 

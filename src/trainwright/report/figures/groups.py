@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.errors import EnsembleError, SearchError
+from trainwright.report.exports import choose_study_ensemble
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure
@@ -18,7 +19,6 @@ from trainwright.report.figures.objectives import trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
-from trainwright.report.summary import choose_study_ensemble
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import ScheduleError
 from trainwright.pareto import ranks
 from trainwright.schedule.rules.promotion_rule import Reported
@@ -14,8 +14,6 @@ from trainwright.schedule.rules.rung_rule import AsynchronousRule
 from trainwright.schedule.rungs.rungs import RungTable
 
 __all__ = ["MultiObjectiveASHA"]
-
-Array = NDArray[np.float64]
 
 
 @dataclass(slots=True)

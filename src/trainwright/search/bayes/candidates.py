@@ -1,15 +1,13 @@
 """Generates candidates for an acquisition function: random draws, mutations, crossovers and neighbours of good rows."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.aliases import Array, Places
 from trainwright.search.view import SearchView
 from trainwright.space import Space
 
 __all__ = ["Moves", "fill_gaps", "make_legal", "moves_of"]
 
-Array = NDArray[np.float64]
-Places = NDArray[np.intp]
 
 _MUTATION = 0.1  # standard deviation of a numeric mutation, in units
 _NEAR, _FAR = 0.05, 0.2  # those of local steps, in turn

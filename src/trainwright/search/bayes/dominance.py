@@ -9,11 +9,11 @@ al., IEEE TEVC 6 (2002)). Only comparisons count, so no scale and no outlier doe
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.kernels import Floats, compiled
 
 __all__ = ["Dominance", "dominated_shares"]
 
-Array = NDArray[np.float64]
 Small = NDArray[np.int8]
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.search.bayes.forest_model import Trees
 from trainwright.search.view import SearchView
 
 __all__ = ["Estimate"]
 
-Array = NDArray[np.float64]
 
 _LEAVES = (2, 4, 8, 16, 32, 64)  # rows of the smallest nodes that are split
 _FOLDS = 5

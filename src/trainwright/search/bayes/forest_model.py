@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.randomness import rng
 from trainwright.search.bayes import trees as tree_kernels
 from trainwright.search.bayes.dominance import Dominance, dominated_shares
@@ -16,7 +17,6 @@ from trainwright.space import Space
 
 __all__ = ["Forest", "Trees"]
 
-Array = NDArray[np.float64]
 
 _STEP = 1.1  # tree t is planted afresh at the sizes floor(1.1^(k + t/T))
 _SCALES = 1.02  # and targets are scaled afresh at the sizes floor(1.02^k); what comes between is placed among them

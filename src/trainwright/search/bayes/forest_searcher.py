@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, find_new, good_rows, least_places
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ForestSearcher"]
 
-Array = NDArray[np.float64]
 Pending = Literal["exclude", "ignore"]
 
 _CROWDING = 0.5  # of the trials under way: up to so many of the best candidates are left to them

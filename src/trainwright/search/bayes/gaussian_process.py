@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.space import Space
 
 __all__ = ["Embedding", "Hyperparameters", "Posterior", "correlation", "fit_hyperparameters", "negative_log_posterior"]
 
-Array = NDArray[np.float64]
 
 _INACTIVE_OFFSET = 0.5  # distance from the middle of a unit column to where it is inactive
 _LENGTH = (0.0, 3.0**0.5)  # mean and deviation of the prior of ln l - ln(d) / 2, of targets of deviation 1

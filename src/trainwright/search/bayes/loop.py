@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.aliases import Array, Places
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.candidates import moves_of
@@ -24,8 +24,6 @@ from trainwright.validators import integer, optional
 
 __all__ = ["Acquisition", "BayesianSearcher", "add_penalties", "draw_weights", "find_new", "good_rows", "least_places"]
 
-Array = NDArray[np.float64]
-Places = NDArray[np.intp]
 
 _INITIAL = 12  # results of the design at most: in more columns each one more was as good as lost
 _ROUNDS = 2  # of local search around the best candidates

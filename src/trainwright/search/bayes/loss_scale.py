@@ -12,11 +12,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.search.view import SearchView
 
 __all__ = ["LossScale", "RungScale", "scale_size"]
 
-Array = NDArray[np.float64]
 Curve = tuple[Array, Array]  # losses in order, and their values
 
 _STEP = 1.1  # scales that are kept are set anew at the sizes floor(1.1^k)

@@ -10,15 +10,14 @@ Mathematical Geology 15, 1983).
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.randomness import rng
 from trainwright.search.bayes.gaussian_process import Embedding, Hyperparameters, Posterior, fit_hyperparameters
 from trainwright.space import Space
 
 __all__ = ["ResponseSurface"]
 
-Array = NDArray[np.float64]
 
 _CLIPS = (1.5, 5.0, 20.0)  # quartile ranges beyond the quartiles, to which losses may be clipped
 _PENALTIES = np.logspace(-3.0, 3.0, 25)  # of the trend's coefficients

@@ -1,14 +1,12 @@
 """Standardises and transforms losses (power transform) into targets of the Gaussian process; thins too many rows."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.aliases import Array, Places
 from trainwright.search.view import SearchView
 
 __all__ = ["make_targets", "standardise_losses", "thin_rows"]
 
-Array = NDArray[np.float64]
-Places = NDArray[np.intp]
 
 _LOWEST, _FENCE = -100.0, 1.5  # losses are clipped so many interquartile ranges from median and third quartile
 _POWERS = np.linspace(-3.0, 3.0, 49)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.aliases import Array
 from trainwright.randomness import rng
 from trainwright.search.bayes.candidates import make_legal
 from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
@@ -23,7 +23,6 @@ from trainwright.space.configuration import Configuration
 
 __all__ = ["WideSearcher", "update_distribution"]
 
-Array = NDArray[np.float64]
 
 _DEVIATION = 1.0 / 6.0  # of each column at first: the middle third of a unit column is two of them
 _DRAWS = 500  # among which the process chooses

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trainwright.cluster import Cluster
-from trainwright.cluster.cgroup_limits import cgroup_cores, host_memory_bytes
+from trainwright.cluster.visible_devices import cgroup_cores, host_memory_bytes
 from trainwright.errors import DeviceError
 
 __all__ = [

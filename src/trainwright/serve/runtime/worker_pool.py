@@ -1,22 +1,20 @@
 """The pool of worker processes: starts, restarts and ends them, knows lost members, and moves lost units elsewhere."""
 
 import sys
-from collections.abc import Collection
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError
+from trainwright.serve.placement.allocate import fail_over
 from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
-from trainwright.serve.placement.units import Unit
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import describe_member
 from trainwright.serve.runtime.worker_slots import ServingProcess, UnitQueue, WorkerHealth, WorkerSlot, WorkerState
 from trainwright.serve.service import DeploymentSettings
 
-__all__ = ["WorkerPool", "fail_over"]
+__all__ = ["WorkerPool"]
 
 
 class WorkerPool:
@@ -138,35 +136,3 @@ class WorkerPool:
             if worker.process is not None:
                 worker.process.leave()
                 worker.process = None
-
-
-def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
-    """Return the plan with a unit on another device, after all its instances and perhaps others were `lost`.
-
-    It goes, with its batch, to the device that has least to do, accelerators first. It is not put where it was lost,
-    nor on a device that kept no instance, which may be gone; other units stay as they are. Whether its bytes fit there
-    shows when it starts. Raises AllocationError if no device is left.
-    """
-    column = plan.units.index(unit)
-    # Entries of failed instances, and all of this unit, are removed.
-    dead = {(one.device.name, one.unit) for one in lost}
-    left = [
-        [0 if one == unit or (device.name, one) in dead else batch for one, batch in zip(plan.units, row, strict=True)]
-        for device, row in zip(plan.devices, plan.matrix, strict=True)
-    ]
-    # A device that lost all that it had may be gone as a whole.
-    emptied = {device.name for device, row in zip(plan.devices, left, strict=True) if not any(row)}
-    gone = {name for name, _ in dead} & emptied
-    allowed = [place for place, one in enumerate(plan.devices) if one.name not in gone and (one.name, unit) not in dead]
-    if not allowed:
-        raise AllocationError(
-            f"unit {unit.name}: no other device is left for it; its workers failed permanently on "
-            f"{', '.join(one.name for one in plan.devices)}; allowed: a plan with a device more"
-        )
-    chosen = min(allowed, key=lambda place: (plan.devices[place].kind != "cuda", sum(map(bool, left[place])), place))
-    # Instances that failed permanently stay in the plan: their units may still have others, or move next.
-    batch = max(row[column] for row in plan.matrix)
-    matrix = tuple(
-        (*row[:column], batch if place == chosen else 0, *row[column + 1 :]) for place, row in enumerate(plan.matrix)
-    )
-    return replace(plan, matrix=matrix, expected={}, measured={})
