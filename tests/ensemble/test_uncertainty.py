@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.ensemble.combine.rules import NormalMixture, combine
-from trainwright.ensemble.combine.uncertainty import InputDistance, decompose_uncertainty, find_ood_score
+from trainwright.ensemble.combine.uncertainty import InputDistance, decompose_uncertainty
+from trainwright.ensemble.ensemble import find_ood_score
 from trainwright.errors import EnsembleError
 
 serialise_weights = st.lists(st.floats(0.01, 10), min_size=1, max_size=5)

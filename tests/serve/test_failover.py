@@ -5,8 +5,7 @@ from allocation_for_tests import GB, devices, ensemble, single_units
 
 from trainwright.errors import AllocationError
 from trainwright.serve import DeploymentPlan
-from trainwright.serve.placement.allocate import fail_over
-from trainwright.serve.placement.deployment_plan import Instance, digest_of
+from trainwright.serve.placement.deployment_plan import Instance, digest_of, fail_over
 from trainwright.serve.placement.units import Unit
 
 

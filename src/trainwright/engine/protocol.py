@@ -60,14 +60,13 @@ class StoppedEarly(_Ended):
 class Raised(_Ended):
     """The trial failed: exception, out_of_memory, timeout, killed, misuse or rejected; `message` is one sentence.
 
-    no_room is no failure of its own: its checkpoint found none on the disk, and it may run again. `raised` is the line
-    of the user's code, if it is known.
+    no_room is no failure of its own: its checkpoint found none on the disk, and it may run again.
     """
 
     failure: str
     message: str
     traceback: str = ""
-    raised: RaisedAt | None = None
+    raised: RaisedAt | None = None  # the line of the user's code, if it is known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

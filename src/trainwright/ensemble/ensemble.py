@@ -13,19 +13,19 @@ from trainwright.ensemble.combine.calibration import Calibration, calibrate
 from trainwright.ensemble.combine.conformal import Conformal
 from trainwright.ensemble.combine.rules import CombinationRule, combine, default_rule, find_rule, make_rule
 from trainwright.ensemble.combine.stacking import choose_rule
-from trainwright.ensemble.combine.uncertainty import InputDistance, Uncertainty, decompose_uncertainty, find_ood_score
+from trainwright.ensemble.combine.uncertainty import OOD_SCORES, InputDistance, Uncertainty, decompose_uncertainty
 from trainwright.ensemble.ensemble_report import EnsembleReport, describe_member, make_report
 from trainwright.ensemble.export.folder import read_export, write_export
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.library.networks import build_network, predict_member
 from trainwright.ensemble.library.predictions import Output, normalise_rows
 from trainwright.ensemble.metrics import SMALLEST, Array, MetricLike, find_metric
-from trainwright.errors import EnsembleError, ExportError
+from trainwright.errors import EnsembleError, ExportError, closest
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Ensemble"]
+__all__ = ["Ensemble", "find_ood_score"]
 
 _UNUSUAL = 0.95  # share of calibration rows that are less uncertain than the threshold
 
@@ -282,3 +282,14 @@ class Ensemble:
     def _member_outputs(self, x: "Array | torch.Tensor", batch_rows: int, device: str) -> Iterator[Array]:
         for member, network in zip(self.members, self.networks, strict=True):
             yield predict_member(network, x, member, batch_rows=batch_rows, device=device)
+
+
+def find_ood_score(score: str | None, distance: InputDistance | None) -> str:
+    """Return the score to tell rows unlike the training data by: the distance if there is one, else the total."""
+    score = score or ("total" if distance is None else "distance")
+    if score not in OOD_SCORES or (score == "distance" and distance is None):
+        raise EnsembleError(
+            f"ood_score: got {score!r}; allowed: {', '.join(OOD_SCORES)}, distance after ensemble.with_inputs(x, y)"
+            f"{closest(score, OOD_SCORES)}"
+        )
+    return score

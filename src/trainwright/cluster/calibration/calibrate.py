@@ -26,9 +26,6 @@ __all__ = ["calibrate"]
 Row = tuple[float, float]
 Say = Callable[[str], None]
 
-_LARGEST = 64 * 2**20
-_FILE_BYTES = 256 * 2**20
-
 
 def calibrate(
     here: RankPlace,
@@ -37,8 +34,8 @@ def calibrate(
     name: str = "calibrated",
     folder: Path | None = None,
     repeats: int = 25,
-    largest: int = _LARGEST,
-    file_bytes: int = _FILE_BYTES,
+    largest: int = 64 * 2**20,
+    file_bytes: int = 256 * 2**20,
     say: Say = lambda _: None,
 ) -> Cluster | None:
     """Measure this machine and return it as a cluster, on rank 0; None on the others. Every rank must call it.
@@ -58,8 +55,9 @@ def calibrate(
     device = torch.device("cpu") if devices == "cpu" else torch.device("cuda", here.local_rank)
     if devices == "cuda":
         torch.cuda.set_device(device)
+    tell = say if here.rank == 0 else lambda _: None
     with join_process_group(here, "gloo" if devices == "cpu" else "nccl") if here.world > 1 else nullcontext():
-        found = _measure_all(here, device, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+        found = _measure_all(here, device, folder, tell, repeats=repeats, largest=largest, file_bytes=file_bytes)
     return Cluster(**fit_fields(name=name, **found)) if here.rank == 0 else None
 
 
@@ -67,14 +65,9 @@ def _measure_all(
     here: RankPlace, device: torch.device, folder: Path | None, say: Say, *, repeats: int, largest: int, file_bytes: int
 ) -> dict[str, Any]:
     """Return what `fit_fields` takes."""
-
-    def report_phase(text: str) -> None:
-        if here.rank == 0:
-            say(text)
-
     timer = compute.Timer(device, repeats=repeats)
     load = os.getloadavg()[0]
-    report_phase("compute and memory")
+    say("compute and memory")
     # A training step ends when its slowest rank is done: of each time the slowest rank's counts.
     products = {each: _take_slowest(here, compute.time_products(timer, each)) for each in compute.precisions_of(device)}
     convolutions = _take_slowest(here, compute.time_convolutions(timer))
@@ -82,7 +75,7 @@ def _measure_all(
     host_copies = _take_slowest(here, compute.time_host_copies(timer))
     launch = _take_slowest(here, [(1.0, compute.time_launch(timer))])[0][1]
     if here.world > 1:
-        report_phase(f"exchanges between {here.world} ranks")
+        say(f"exchanges between {here.world} ranks")
     # Links need at least two ranks, as does everything below.
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
     memory = host_memory_bytes()
@@ -93,14 +86,14 @@ def _measure_all(
     if levels:
         found["overlap"], errors["overlap"] = measure_overlap(device, repeats=repeats)
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
-        report_phase("steps and pipelines of torch, for a minute or two")
+        say("steps and pipelines of torch, for a minute or two")
         # Only the exchanges of the outermost level: it joins all ranks, as a training does.
         found["pass_seconds"], found["runtime_seconds"], errors["framework"] = measure_runtime(
             levels[-1].exchanges, repeats=repeats
         )
     # One writer: several on one machine would share its disk.
     if folder is not None and here.rank == 0:
-        report_phase("storage")
+        say("storage")
         found["storage"], errors["storage"] = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))
     if here.world > 1:
         torch.distributed.barrier()

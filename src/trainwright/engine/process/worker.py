@@ -1,8 +1,7 @@
-"""The worker process of the Local engine: `python -m trainwright.engine.process.worker FD CONDEMNED PARENT`.
+"""The worker process of the Local engine: `python -m trainwright.engine.process.worker FD TERMINATING PARENT`.
 
-It takes assignments from a socket, runs each with its output in the trial's log, and dies with its driver. Signals of
-a launcher mean nothing to it: the driver tells it at a report when to end. A SIGTERM is the driver's own only when
-there is a byte in the pipe CONDEMNED.
+It takes assignments from a socket, runs each with its output in the trial's log, and dies with its driver. It ignores
+the signals of a launcher: a SIGTERM is the driver's own only when there is a byte in the pipe TERMINATING.
 """
 
 import contextlib
@@ -14,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,6 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
     connection: Connection[Any, Any] = Connection(descriptor)
     functions: dict[FunctionReference, Any] = {}
     home = Path.cwd()
-    frozen = False
     while True:
         try:
             message = connection.recv()
@@ -85,7 +84,7 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
                 functions[reference] = reference.load()
             train = functions[reference]
         except BaseException as error:  # noqa: BLE001 -- a module that does not import fails the trial, with its reason
-            train = _make_raiser(error)
+            train = partial(_raise_error, error)
         if assignment is None:
             # What ranks need takes seconds to import; without torch they will say so.
             with contextlib.suppress(ImportError):
@@ -95,10 +94,9 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
         os.environ[IN_WORKER] = str(os.getpid())
         outcome = run_assignment(train, assignment, _DriverChannel(connection), gpu=gpu)
         _free_memory()
-        if not frozen:
-            # Imported objects stay for good: the collector need not visit them after every trial.
+        # Imported objects stay for good: the collector need not visit them after every trial.
+        if not gc.get_freeze_count():
             gc.freeze()
-            frozen = True
         sys.stdout.flush()
         sys.stderr.flush()
         try:
@@ -116,11 +114,8 @@ def _free_memory() -> None:
             torch.cuda.empty_cache()
 
 
-def _make_raiser(error: BaseException) -> Any:
-    def train(_: object) -> None:
-        raise error
-
-    return train
+def _raise_error(error: BaseException, _trial: object) -> None:
+    raise error
 
 
 def _die_with(parent: int) -> None:
@@ -141,15 +136,14 @@ def _has_byte(pipe: int) -> bool:
 
 def _redirect_output(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    # This flushes them, too.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text files on descriptors 1 and 2
     # Appended, since a lease may run twice; by descriptor, so that output of C code is caught too.
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text files on descriptors 1 and 2
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ _CURVE = Validator(
     lambda value: isinstance(value, Mapping) and all(map(number(above=0).accepts, (*value, *value.values()))),
     "factors and speed-ups > 0, such as {1: 1.0, 2: 1.8, 4: 3.1}",
 )
+_NEVER = optional(number(above=0), words="None for never")
 _TIME = optional(number(above=0), words="None for no limit")
 
 
@@ -79,13 +80,12 @@ class GoodputScaling(Settings, error=EngineError):
 
     def measure(self, allocator: DeviceAllocator, trial: int, batch: int, epoch: int) -> None:
         """Let the study know what a trial has measured, as it says with each report."""
-        if not self.chooses:
-            return
-        devices = len(allocator.running[trial].block)
-        settings = {"reference": self.reference, "limit": self.micro_batch, "largest": self.largest}
-        shape = allocator.estimates.goodput_of(*settings.values()).shape(devices, batch)
-        measured = {"shape": shape, "step_seconds": self.step_seconds(devices, batch), "noise": self.noise(epoch)}
-        allocator.note_goodput(trial, measured | settings)
+        if self.chooses:
+            devices = len(allocator.running[trial].block)
+            settings = {"reference": self.reference, "limit": self.micro_batch, "largest": self.largest}
+            shape = allocator.estimates.goodput_of(*settings.values()).shape(devices, batch)
+            measured = {"shape": shape, "step_seconds": self.step_seconds(devices, batch), "noise": self.noise(epoch)}
+            allocator.note_goodput(trial, measured | settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +146,5 @@ class Simulated(Settings, error=EngineError):
     resume: Annotated[bool, flag(), "continue from the last epoch"] = True
     stragglers: Annotated[float, _NOT_NEGATIVE, "spread of how much longer a run takes"] = 0.0
     drops_per_second: Annotated[float, _NOT_NEGATIVE, "rate at which a run fails"] = 0.0
-    node_mtbf_seconds: Annotated[
-        float | None, optional(number(above=0), words="None for never"), "mean time between failures of a node"
-    ] = None
+    node_mtbf_seconds: Annotated[float | None, _NEVER, "mean time between failures of a node"] = None
     repair_seconds: Annotated[float, _NOT_NEGATIVE, "until a failed node is back"] = 3600.0

@@ -15,9 +15,9 @@ import numpy as np
 
 from trainwright.ensemble.combine.rules import mixture_parts
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError, closest
+from trainwright.errors import EnsembleError
 
-__all__ = ["OOD_SCORES", "InputDistance", "Uncertainty", "decompose_uncertainty", "find_ood_score"]
+__all__ = ["OOD_SCORES", "InputDistance", "Uncertainty", "decompose_uncertainty"]
 
 OOD_SCORES = ("distance", "total", "epistemic")
 _MOST_INPUTS = 1024  # numbers of a row, of which a covariance is kept
@@ -148,14 +148,3 @@ class InputDistance:
         return cls(
             **{name: np.frombuffer(b64decode(one), "<f4").reshape(shape) for name, (shape, one) in table.items()}
         )
-
-
-def find_ood_score(score: str | None, distance: InputDistance | None) -> str:
-    """Return the score to tell rows unlike the training data by: the distance if there is one, else the total."""
-    score = score or ("total" if distance is None else "distance")
-    if score not in OOD_SCORES or (score == "distance" and distance is None):
-        raise EnsembleError(
-            f"ood_score: got {score!r}; allowed: {', '.join(OOD_SCORES)}, distance after ensemble.with_inputs(x, y)"
-            f"{closest(score, OOD_SCORES)}"
-        )
-    return score

@@ -23,7 +23,6 @@ from trainwright.space.configuration import Configuration
 
 __all__ = ["WideSearcher", "update_distribution"]
 
-
 _DEVIATION = 1.0 / 6.0  # of each column at first: the middle third of a unit column is two of them
 _DRAWS = 500  # among which the process chooses
 _FEW = 8  # of which the first new one is proposed
@@ -102,12 +101,11 @@ def _draw_candidates(view: SearchView, normal: _Normal, number: int, count: int)
     points = [column.points or 0 if column.kind == "choice" else 0 for column in view.space.columns]
     choices = np.flatnonzero(points)
     for c in choices:
-        fresh = generator.integers(points[c], size=count).astype(np.float64)
-        copied = fresh
+        drawn[:, c] = generator.integers(points[c], size=count)
         if len(normal.good):
             old = normal.good[generator.integers(len(normal.good), size=count), c]
-            copied = np.where(np.isnan(old) | (generator.random(count) * len(choices) < 1.0), fresh, old)
-        drawn[:, c] = copied
+            fresh = np.isnan(old) | (generator.random(count) * len(choices) < 1.0)
+            drawn[:, c] = np.where(fresh, drawn[:, c], old)
     return make_legal(view.space, drawn, generator)
 
 
@@ -116,8 +114,7 @@ def update_distribution(rows: Array, losses: Array, generation: int) -> tuple[Ar
 
     What is NaN in a row counts as the mean.
     """
-    d = rows.shape[1]
-    parents = generation // 2
+    d, parents = rows.shape[1], generation // 2
     weights = np.log((generation + 1) / 2) - np.log(np.arange(1, parents + 1))
     weights /= weights.sum()
     mass = 1.0 / float(weights @ weights)  # the effective number of parents

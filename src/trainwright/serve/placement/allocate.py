@@ -6,7 +6,7 @@ and what processes side by side take from each other, is in no time table.
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import NoReturn
@@ -17,7 +17,7 @@ from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError, DeviceError, ServeError
 from trainwright.serve.deployment import Deployment
-from trainwright.serve.placement.deployment_plan import BATCHES, DeploymentPlan, Instance, digest_of
+from trainwright.serve.placement.deployment_plan import BATCHES, DeploymentPlan, digest_of
 from trainwright.serve.placement.devices import Device, parse_devices, room_of, simulated_devices
 from trainwright.serve.placement.integer_program import PlacementProblem, PlacementSolution
 from trainwright.serve.placement.timing import can_be_timed, measure_times
@@ -25,7 +25,7 @@ from trainwright.serve.placement.units import MemoryModel, TimeTables, Unit, pac
 from trainwright.serve.runtime.in_process import MOMENT_ROWS, MOMENT_SECONDS
 from trainwright.serve.service import DeploymentSettings, Response
 
-__all__ = ["allocate", "allocate_or_pack", "fail_over"]
+__all__ = ["allocate", "allocate_or_pack"]
 
 _TURNS = 3
 _LOADED_ROWS = 128  # of a request under load
@@ -244,35 +244,3 @@ def _make_tables(
 
         return simulated_tables(ensemble, clusters, batches)
     return measure_times(ensemble, devices, batches)
-
-
-def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
-    """Return the plan with a unit on another device, after all its instances and perhaps others were `lost`.
-
-    It goes, with its batch, to the device that has least to do, accelerators first. It is not put where it was lost,
-    nor on a device that kept no instance, which may be gone; other units stay as they are. Whether its bytes fit there
-    shows when it starts. Raises AllocationError if no device is left.
-    """
-    column = plan.units.index(unit)
-    # Entries of failed instances, and all of this unit, are removed.
-    dead = {(one.device.name, one.unit) for one in lost}
-    left = [
-        [0 if one == unit or (device.name, one) in dead else batch for one, batch in zip(plan.units, row, strict=True)]
-        for device, row in zip(plan.devices, plan.matrix, strict=True)
-    ]
-    # A device that lost all that it had may be gone as a whole.
-    emptied = {device.name for device, row in zip(plan.devices, left, strict=True) if not any(row)}
-    gone = {name for name, _ in dead} & emptied
-    allowed = [place for place, one in enumerate(plan.devices) if one.name not in gone and (one.name, unit) not in dead]
-    if not allowed:
-        raise AllocationError(
-            f"unit {unit.name}: no other device is left for it; its workers failed permanently on "
-            f"{', '.join(one.name for one in plan.devices)}; allowed: a plan with a device more"
-        )
-    chosen = min(allowed, key=lambda place: (plan.devices[place].kind != "cuda", sum(map(bool, left[place])), place))
-    # Instances that failed permanently stay in the plan: their units may still have others, or move next.
-    batch = max(row[column] for row in plan.matrix)
-    matrix = tuple(
-        (*row[:column], batch if place == chosen else 0, *row[column + 1 :]) for place, row in enumerate(plan.matrix)
-    )
-    return replace(plan, matrix=matrix, expected={}, measured={})

@@ -7,8 +7,7 @@ from typing import Any
 
 from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError
-from trainwright.serve.placement.allocate import fail_over
-from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
+from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance, fail_over
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import describe_member
 from trainwright.serve.runtime.worker_slots import ServingProcess, UnitQueue, WorkerHealth, WorkerSlot, WorkerState
