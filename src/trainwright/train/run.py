@@ -115,7 +115,7 @@ class Run:
                 "with a batch_size"
             )
         if slots is not None:
-            self._slots = Slots(model, count=slots, trial=trial)
+            self._slots = Slots(model, count=slots, seed=trial.seed)
         # What chooses by it needs to measure the gradient noise.
         self._noise: GradientNoise | None = None
         self._goodput: GoodputBatch | None = None

@@ -15,8 +15,6 @@ from trainwright.train.worker_dataset import generators_kept, sample_key, seed_g
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.train.trial import Trial
-
 __all__ = ["Slots"]
 
 _GATHERED_BYTES = 64 * 2**20
@@ -36,14 +34,10 @@ class Slots:
     it counts the steps. Raises `TrialError` for a `count` or batch that cannot be cut.
     """
 
-    def __init__(
-        self, model: "torch.nn.Module", *, count: int, trial: "Trial | None" = None, seed: int | None = None
-    ) -> None:
+    def __init__(self, model: "torch.nn.Module", *, count: int, seed: int) -> None:
         import torch
         import torch.distributed as dist
 
-        if (trial is None) == (seed is None):
-            raise TrialError("Slots needs one seed: give trial=trial, or seed=0")
         together = dist.is_available() and dist.is_initialized()
         self._rank, self._world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
         if count < 1 or count % self._world:
@@ -55,7 +49,7 @@ class Slots:
         self.steps = 0
         """The steps done; part of the seeds."""
         self._model = model
-        self._key = sample_key(int(trial.seed if trial is not None else seed), "slot")  # type: ignore[arg-type]  # one is there
+        self._key = sample_key(seed, "slot")
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         if self._world > 1:
@@ -68,11 +62,16 @@ class Slots:
         import torch
 
         slots_here = self.count // self._world
-        parts = _slice(batch, slots_here)
+        samples = samples_in(batch)
+        if samples % slots_here or not samples:
+            raise TrialError(
+                f"a batch of {samples} cannot be cut into {slots_here} slots of one size; give the loader "
+                "drop_last=True and a global_batch that is a multiple of the slots"
+            )
         before = [buffer.clone() for buffer in self._model.buffers()]
         gradients, buffers, losses = [], [], []
         with generators_kept():
-            for place, part in enumerate(parts):
+            for place, part in enumerate(slice_batch(batch, samples // slots_here)):
                 # Every slot starts from the same buffers and from generators of its own, whatever ran before it.
                 with torch.no_grad():
                     for buffer, value in zip(self._model.buffers(), before, strict=True):
@@ -147,14 +146,3 @@ def _seed_devices(parameters: "Sequence[torch.Tensor]") -> None:
 
     for index in sorted({parameter.device.index for parameter in parameters if parameter.is_cuda}):
         torch.cuda.default_generators[index].manual_seed(torch.default_generator.initial_seed())
-
-
-def _slice(batch: Any, count: int) -> list[Any]:
-    """Return `count` equal parts of a batch."""
-    samples = samples_in(batch)
-    if samples % count or not samples:
-        raise TrialError(
-            f"a batch of {samples} cannot be cut into {count} slots of one size; give the loader drop_last=True and a "
-            "global_batch that is a multiple of the slots"
-        )
-    return slice_batch(batch, samples // count)

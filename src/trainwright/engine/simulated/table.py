@@ -4,7 +4,7 @@ import json
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 from trainwright.engine.simulated.task import Draws
 from trainwright.errors import EngineError, MissingExtra, closest
 from trainwright.randomness import rng
+from trainwright.space.configuration import is_number
 from trainwright.validators import check, number, one_of
 
 __all__ = ["Table", "tables"]
@@ -173,20 +174,16 @@ def _long_params(
     return tuple({name: _find_column(columns, name)[first].item() for name in params} for first in firsts)
 
 
-@dataclass
 class _Rows:
     """The rows that the trials of one study are."""
 
-    table: Table
-    seed: int
-    order: np.ndarray = field(init=False)
-    nearest: "_Nearest | None" = None
-    substituted: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        rows = len(self.table.losses)
-        self.order = np.arange(rows) if self.table.in_order else rng(self.seed, "simulated row", 0).permutation(rows)
-        self.speed = Draws(self.seed, "simulated speed")
+    def __init__(self, table: Table, seed: int) -> None:
+        self.table = table
+        rows = len(table.losses)
+        self.order = np.arange(rows) if table.in_order else rng(seed, "simulated row", 0).permutation(rows)
+        self.nearest: _Nearest | None = None
+        self.substituted: set[int] = set()
+        self.speed = Draws(seed, "simulated speed")
 
     @property
     def substitutions(self) -> int:
@@ -267,7 +264,7 @@ class _Nearest:
         total = np.zeros(len(self._columns[0]))
         for name, column, scale, placed in zip(self._names, self._columns, self._scales, self._placed, strict=True):
             value = params.get(name)
-            if scale is None or placed is None or not _is_number(value):
+            if scale is None or placed is None or not is_number(value):
                 total += np.array([each != value for each in column], dtype=float)
             else:
                 away = (placed - scale.place(value)) ** 2
@@ -285,7 +282,7 @@ class _Scale:
 
     @classmethod
     def of(cls, column: Sequence[Any]) -> "_Scale | None":
-        numbers = [value for value in column if _is_number(value)]
+        numbers = [value for value in column if is_number(value)]
         if len(numbers) < sum(value is not None for value in column) or not numbers:
             return None
         low, high = min(numbers), max(numbers)
@@ -296,10 +293,6 @@ class _Scale:
         return cls(low, (high - low) or 1.0, log)
 
     def place(self, value: Any) -> float:
-        if not _is_number(value) or (self.log and value <= 0):
+        if not is_number(value) or (self.log and value <= 0):
             return math.nan
         return ((math.log(value) if self.log else value) - self.low) / self.span
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -5,8 +5,6 @@ Drawn as plain lines, which needs no WebGL: reports are read over remote desktop
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +21,11 @@ __all__ = ["check_known", "parallel_coordinates", "parameter_axis"]
 _MOST_LINES, _MOST_AXES, _MOST_TICKS = 250, 12, 8
 _INACTIVE = -0.13
 _AXIS_LINE: Json = {"type": "line", "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1.5}}
-_GROUPS = (  # from the worst to the best, so that the best lie on top
-    ("the rest", 1.0, "--ramp-1", 0.35, 1.0),
-    ("best half", 0.5, "--ramp-2", 0.6, 1.0),
-    ("best quarter", 0.25, "--ramp-3", 0.8, 1.3),
-    ("best tenth", 0.1, "--ramp-4", 1.0, 2.0),
+_GROUPS = (  # shares by rank, from the worst to the best, so that the best lie on top
+    ("the rest", 0.5, 1.0, "--ramp-1", 0.35, 1.0),
+    ("best half", 0.25, 0.5, "--ramp-2", 0.6, 1.0),
+    ("best quarter", 0.1, 0.25, "--ramp-3", 0.8, 1.3),
+    ("best tenth", 0.0, 0.1, "--ramp-4", 1.0, 2.0),
 )
 
 
@@ -93,7 +91,11 @@ def parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> 
         marks = (np.arange(column.points) + 0.5) / column.points
     else:
         marks = np.linspace(0.0, 1.0, 5)
-    texts = [escape(shown(value), 14) for value in _decode_values(space, column.name, marks)]
+    # The values at the marks, through a space of this parameter alone, without its condition.
+    [entry] = [dict(entry) for entry in space.to_json()["parameters"] if entry["name"] == column.name]
+    entry.pop("when", None)
+    values = Space.from_json({"parameters": [entry]}).decode(marks[:, None])
+    texts = [escape(shown(params[column.name]), 14) for params in values]
     return _Axis(column.name, units, list(zip(marks.tolist(), texts, strict=True)))
 
 
@@ -101,13 +103,6 @@ def check_known(name: str, names: Sequence[str]) -> None:
     """Raise `InputError` if nothing has that name."""
     if name not in names:
         raise InputError(f"figure: nothing is named {name!r}; there are: {', '.join(names)}{closest(name, names)}")
-
-
-def _decode_values(space: Space, name: str, units: NDArray[np.float64]) -> list[Any]:
-    """Return a parameter's values at units, through a space of it alone, without its condition."""
-    [entry] = [dict(entry) for entry in space.to_json()["parameters"] if entry["name"] == name]
-    entry.pop("when", None)
-    return [params[name] for params in Space.from_json({"parameters": [entry]}).decode(units[:, None])]
 
 
 def _result_axis(overview: Overview, objective: int, lines: Sequence[int]) -> _Axis:
@@ -125,20 +120,14 @@ def _result_axis(overview: Overview, objective: int, lines: Sequence[int]) -> _A
     return _Axis(f"{overview.objectives[objective].metric} (by rank)", places, ticks)
 
 
-def _thin_ticks(ticks: Sequence[tuple[float, str]]) -> Sequence[tuple[float, str]]:
-    return ticks if len(ticks) <= _MOST_TICKS else [*ticks[:: len(ticks) // _MOST_TICKS + 1], ticks[-1]]
-
-
 def _draw_lines(
     overview: Overview, lines: Sequence[int], axes: Sequence[_Axis], rank: NDArray[np.float64]
 ) -> list[Json]:
-    places = np.column_stack([item.places for item in axes])
-    places = np.where(np.isnan(places), _INACTIVE, places)
+    places = np.nan_to_num(np.column_stack([item.places for item in axes]), nan=_INACTIVE)
     numbers = [overview.trials[at].number for at in lines]
     traces: list[Json] = []
-    least = {name: below for (name, *_), (_, below, *_) in pairwise(_GROUPS)}
-    for name, most, colour, opacity, width in _GROUPS:
-        chosen = np.flatnonzero((rank <= most) & (rank > least.get(name, 0.0)))
+    for name, least, most, colour, opacity, width in _GROUPS:
+        chosen = np.flatnonzero((rank <= most) & (rank > least))
         if not len(chosen):
             continue
         x: list[int | None] = [*range(len(axes)), None] * len(chosen)
@@ -153,7 +142,9 @@ def _label_axis(x: int, item: _Axis) -> list[Json]:
     plain = {"x": x, "font": {"color": "--ink", "size": 11}}
     name = {**plain, "y": 1.04, "yanchor": "bottom", "text": f"<b>{escape(item.name, 22)}</b>"}
     beside = {**plain, "xanchor": "left", "xshift": 4, "bgcolor": "--halo"}
-    ticks = [{**beside, "y": place, "text": text} for place, text in _thin_ticks(item.ticks)]
+    few = len(item.ticks) <= _MOST_TICKS
+    shown_ticks = item.ticks if few else [*item.ticks[:: len(item.ticks) // _MOST_TICKS + 1], item.ticks[-1]]
+    ticks = [{**beside, "y": place, "text": text} for place, text in shown_ticks]
     if np.isnan(item.places).any():
         ticks.append({**ticks[0], "y": _INACTIVE, "text": "none"})
     return [name, *ticks]
