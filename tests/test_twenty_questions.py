@@ -21,7 +21,7 @@ QUESTIONS = (
     ("Where is a model cut into stages?", r"cuts?.*model into stages", "model/cut/stages"),
     ("Where are gradients accumulated?", r"accumulates? gradients", "train/batch_slicing"),
     ("What refuses a request under overload?", r"refuses?.*request.*overload", "serve/runtime/admission"),
-    ("What is done at failover?", r"failover:", "serve/placement/failover"),
+    ("What is done at failover?", r"failover:", "serve/placement/deployment_plan"),
     ("Where is the Pareto front computed?", r"pareto fronts? of", "pareto"),
     ("What handles SIGTERM?", r"^\W*handles?.*SIGTERM", "checkpoint/policy/signals"),
     ("Where is a job requeued under Slurm?", r"requeues?.*slurm", "checkpoint/policy/signals"),

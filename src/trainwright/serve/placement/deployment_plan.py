@@ -212,7 +212,7 @@ def _digest_of_json(content: object) -> str:
 
 
 def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
-    """Return the plan with a unit on another device, after all its instances and perhaps others were `lost`.
+    """Failover: return the plan with a unit on another device, after all its instances and perhaps others were `lost`.
 
     It goes, with its batch, to the device that has least to do, accelerators first. It is not put where it was lost,
     nor on a device that kept no instance, which may be gone; other units stay as they are. Whether its bytes fit there
