@@ -153,8 +153,6 @@ def test_batches_of_all_kinds_are_cut():
 def test_bad_input():
     with pytest.raises(TrialError, match="positive multiple of the world size 1, got 0"):
         Slots(nn.Linear(1, 1), count=0, seed=0)
-    with pytest.raises(TrialError, match="Slots needs one seed"):
-        Slots(nn.Linear(1, 1), count=1)
     slots = Slots(nn.Linear(1, 1), count=4, seed=0)
     with pytest.raises(TrialError, match="a batch of 6 cannot be cut into 4 slots of one size; give the loader drop"):
         slots.backward(torch.ones(6, 1), loss_of)
