@@ -3,7 +3,7 @@
 import itertools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -21,6 +21,10 @@ RUNTIMES = ("step", "fsdp", "gpipe", "1f1b")
 """What the runtime adds time to: a step on several devices, and a micro-batch of FSDP or a pipeline, by schedule."""
 
 
+_COUNTS = each(integer(minimum=1), words="a list of whole numbers >= 1")
+_SHARES = each(number(above=0), words="a list of numbers > 0")
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster(Settings):
     """`nodes` nodes with `devices_per_node` devices each; rank = node * devices_per_node + place in the node.
@@ -36,54 +40,47 @@ class Cluster(Settings):
 
     nodes: Annotated[int, integer(minimum=1)] = 1
     devices_per_node: Annotated[int, integer(minimum=1)] = 1
-    name: str = field(default="unnamed", kw_only=True)
-    source: str = field(default="", kw_only=True)
-    verified: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    name: str = "unnamed"
+    source: str = ""
+    verified: bool = False
     """Whether the figures were measured on this cluster; if not, every table says "uncalibrated"."""
-    device: Device = field(default_factory=Device, kw_only=True)
-    tiers: tuple[NetworkLevel, ...] = field(default=(), kw_only=True)
-    measured: tuple[ExchangeTimes, ...] = field(default=(), kw_only=True)
+    device: Device = field(default_factory=Device)
+    tiers: tuple[NetworkLevel, ...] = ()
+    measured: tuple[ExchangeTimes, ...] = ()
     """Measured times of exchanges; they take precedence over the formulas of the tiers."""
-    storage: Storage = field(default_factory=Storage, kw_only=True)
-    failure: DeviceFailures = field(default_factory=DeviceFailures, kw_only=True)
-    node_devices: Annotated[tuple[int, ...], each(integer(minimum=1), words="a list of whole numbers >= 1")] = field(
-        default=(), kw_only=True
-    )
+    storage: Storage = field(default_factory=Storage)
+    failure: DeviceFailures = field(default_factory=DeviceFailures)
+    node_devices: Annotated[tuple[int, ...], _COUNTS] = ()
     """Devices of each node; () where all have `devices_per_node`."""
-    node_speeds: Annotated[tuple[float, ...], each(number(above=0), words="a list of numbers > 0")] = field(
-        default=(), kw_only=True
-    )
+    node_speeds: Annotated[tuple[float, ...], _SHARES] = ()
     """Speed of each node's devices, relative to `device`; () where all are as fast."""
-    node_memory_bytes: Annotated[tuple[int, ...], each(integer(minimum=1), words="a list of whole numbers >= 1")] = (
-        field(default=(), kw_only=True)
-    )
+    node_memory_bytes: Annotated[tuple[int, ...], _COUNTS] = ()
     """Memory of each node's devices; () where all have that of `device`."""
-    node_links: Annotated[tuple[float, ...], each(number(above=0), words="a list of numbers > 0")] = field(
-        default=(), kw_only=True
-    )
+    node_links: Annotated[tuple[float, ...], _SHARES] = ()
     """Bandwidth of each node's links to others, relative to that of the tiers; () where all are as fast."""
-    overhead_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
+    overhead_seconds: Annotated[float, number(minimum=0)] = 0.0
     """Framework seconds of an iteration that no layer explains."""
-    exchange_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
+    exchange_seconds: Annotated[float, number(minimum=0)] = 0.0
     """Seconds that the host takes to start one exchange: the device waits for them before a transfer between stages."""
-    overlap: Annotated[float, number(minimum=0, maximum=1)] = field(default=1.0, kw_only=True)
+    overlap: Annotated[float, number(minimum=0, maximum=1)] = 1.0
     """Speed of computation while a collective is under way, as a share of its speed alone, 0 to 1.
 
     1: exchanges are hidden completely; 0: each waits for the other, as where the same cores do both.
     """
-    pass_seconds: tuple[float, ...] = field(default=(), kw_only=True)
+    pass_seconds: tuple[float, ...] = ()
     """Seconds of forward and backward of several models alone, rising, where a training's runtime was measured; () on
     devices that work independently of their host."""
-    runtime_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
+    runtime_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """How much longer each of these took in a training than the pass and its exchanges: as a "step" on several devices,
     and as a micro-batch of FSDP or of a pipeline, by schedule. That is torch's own code, the mean of the loss, waiting
     for delayed ranks, and micro-batches that evict each other from caches."""
-    errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    errors: Mapping[str, float] = field(default_factory=dict)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
-    seen: Mapping[str, tuple[float, float]] = field(default_factory=dict, kw_only=True)
+    seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Least and largest of what the runs covered that the figures were fitted to ("devices", "parameters"); further
     away predictions err by more."""
-    conditions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    conditions: Mapping[str, str] = field(default_factory=dict)
     """Conditions of the measurement: date, versions, load."""
 
     def check_together(self) -> None:
