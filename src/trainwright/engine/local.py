@@ -2,22 +2,21 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from trainwright.cluster.visible_devices import cores, visible_gpus
 from trainwright.engine.process.listener import Worker
 from trainwright.engine.process.run_assignment import run_assignment
-from trainwright.engine.process.supervisor import LIMIT, Supervisor
+from trainwright.engine.process.supervisor import Supervisor
 from trainwright.engine.process.worker_process import WorkerProcess, thread_environment
-from trainwright.engine.protocol import SPEEDS, Block, Died, Handler, TrainFunction
+from trainwright.engine.protocol import Block, Died, Handler, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.ledger import Record
-from trainwright.settings import Settings
 from trainwright.train.assignment import Assignment
-from trainwright.validators import each, flag, instance_of, integer, number, optional
+from trainwright.validators import each, flag, instance_of, integer, optional
 
 __all__ = ["Local"]
 
@@ -25,7 +24,7 @@ _GPUS = optional(each(instance_of(str, int), words="a list of GPUs, such as [0, 
 
 
 @dataclass(eq=False)
-class Local(Supervisor, Settings, error=EngineError):
+class Local(Supervisor):
     """Run up to `workers` trials at once, each alone in a spawned process that its slot's next trial reuses.
 
     Slots share this machine's processors evenly (OMP_NUM_THREADS) and its GPUs in turn (CUDA_VISIBLE_DEVICES);
@@ -42,12 +41,8 @@ class Local(Supervisor, Settings, error=EngineError):
     workers: Annotated[int, integer(minimum=0), "trials at once"] = 1
     _: KW_ONLY
     gpus: Annotated[Sequence[str | int] | None, _GPUS, "GPUs to use"] = None
-    timeout_seconds: Annotated[float | None, LIMIT, "seconds of a run at most"] = None
-    memory_bytes: Annotated[int | None, LIMIT, "resident memory of a process at most"] = None
-    grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
     fresh_process: Annotated[bool, flag(), "a new process for each trial"] = False
     process_per_device: Annotated[bool, flag(), "a process for each device of a trial"] = True
-    speeds: Annotated[Mapping[str, float], SPEEDS, "relative speeds of devices"] = field(default_factory=dict)
 
     def check_together(self) -> None:
         """Refuse limits without a process to kill, and GPUs that are not there; find the GPUs if none were named."""

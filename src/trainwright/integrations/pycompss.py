@@ -13,11 +13,9 @@ from typing import Annotated, Any
 from trainwright.engine.nodes.engine import own_hosts
 from trainwright.engine.nodes.member_engine import Member, MemberEngine
 from trainwright.engine.process.listener import WorkerListener
-from trainwright.engine.process.supervisor import LIMIT
 from trainwright.engine.protocol import TrainFunction
 from trainwright.errors import EngineError, MissingExtra
-from trainwright.settings import Settings
-from trainwright.validators import integer, number
+from trainwright.validators import integer
 
 __all__ = ["PyCOMPSs"]
 
@@ -29,7 +27,7 @@ class TaskMember(Member):
 
 
 @dataclass(eq=False, kw_only=True)
-class PyCOMPSs(MemberEngine, Settings, error=EngineError):
+class PyCOMPSs(MemberEngine):
     """Run up to `slots` trials at once in PyCOMPSs tasks, each on `cpus` processors and `gpus` GPUs of a node.
 
     A task holds its units from `open` to `close`; it starts and guards the processes of trials on its node, which
@@ -42,10 +40,6 @@ class PyCOMPSs(MemberEngine, Settings, error=EngineError):
     slots: Annotated[int, integer(minimum=1), "trials at once"] = 1
     cpus: Annotated[int, integer(minimum=1), "processors of a slot"] = 1
     gpus: Annotated[int, integer(minimum=0), "GPUs of a slot"] = 0
-    timeout_seconds: Annotated[float | None, LIMIT, "seconds of a run at most"] = None
-    memory_bytes: Annotated[int | None, LIMIT, "resident memory of a process at most"] = None
-    grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
-    start_seconds: Annotated[float, number(above=0), "seconds for a process to start"] = 120.0
 
     def check_together(self) -> None:
         """Refuse to be where PyCOMPSs is not."""

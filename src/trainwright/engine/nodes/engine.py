@@ -10,20 +10,18 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from trainwright.cluster.visible_devices import rank, task_count
 from trainwright.engine.nodes.member import COMMAND, place_token, publish_meeting, serve
-from trainwright.engine.nodes.member_engine import Member, MemberEngine
+from trainwright.engine.nodes.member_engine import START_SECONDS, Member, MemberEngine
 from trainwright.engine.process.listener import WorkerListener
-from trainwright.engine.process.supervisor import LIMIT
-from trainwright.engine.protocol import SPEEDS, TrainFunction
+from trainwright.engine.protocol import TrainFunction
 from trainwright.errors import EngineError
-from trainwright.settings import Settings
 from trainwright.signals import signals_held
-from trainwright.validators import check, instance_of, integer, number, optional
+from trainwright.validators import check, instance_of, integer, optional
 
 __all__ = ["GangPlace", "Nodes", "own_hosts"]
 
@@ -36,12 +34,11 @@ _STEP = (
     "PBS_JOBID",
 )
 """What tells one start of a launcher from another."""
-_START_SECONDS = 120.0
 _LAST_WORDS_SECONDS = 10.0
 
 
 @dataclass(eq=False)
-class Nodes(MemberEngine, Settings, error=EngineError):
+class Nodes(MemberEngine):
     """Run trials on the slots of `nodes` members, who find this driver by the file `meeting`.
 
     Those that have not come within `start_seconds` are missed, and their slots are gone. A slot has a GPU where there
@@ -53,11 +50,6 @@ class Nodes(MemberEngine, Settings, error=EngineError):
     meeting: Annotated[Path, instance_of(Path, words="a path that all nodes see")]
     nodes: Annotated[int, integer(minimum=1), "members of the gang"]
     workers: Annotated[int | None, optional(integer(minimum=1)), "slots of a node; else one a GPU"] = None
-    timeout_seconds: Annotated[float | None, LIMIT, "seconds of a run at most"] = None
-    memory_bytes: Annotated[int | None, LIMIT, "resident memory of a process at most"] = None
-    grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
-    start_seconds: Annotated[float, number(above=0), "seconds for members and processes to come"] = _START_SECONDS
-    speeds: Annotated[Mapping[str, float], SPEEDS, "relative speeds of devices"] = field(default_factory=dict)
 
     def check_together(self) -> None:
         """Begin without members: they are waited for when slots are asked for."""
@@ -168,11 +160,11 @@ class GangPlace:
             for name in ("timeout_seconds", "memory_bytes", "grace_seconds", "speeds")
             if hasattr(instead_of, name)
         }
-        return Nodes(meeting=self.meeting, nodes=self.size, workers=workers, start_seconds=_START_SECONDS, **limits)
+        return Nodes(meeting=self.meeting, nodes=self.size, workers=workers, start_seconds=START_SECONDS, **limits)
 
     def serve(self, workers: int | None) -> bool:
         """Serve the driver on this node until it ends; return whether it said so."""
-        return serve(self.meeting, self.place, slots=workers, start_seconds=_START_SECONDS, home=str(Path.cwd()))
+        return serve(self.meeting, self.place, slots=workers, start_seconds=START_SECONDS, home=str(Path.cwd()))
 
 
 def own_hosts() -> list[str]:

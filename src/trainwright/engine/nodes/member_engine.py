@@ -8,8 +8,8 @@ import time
 from abc import abstractmethod
 from bisect import bisect
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from trainwright.cluster.device import NodeShape
 from trainwright.engine.nodes.member import Arrived, Order
@@ -17,9 +17,11 @@ from trainwright.engine.process.listener import LineWorker, Worker, WorkerListen
 from trainwright.engine.process.supervisor import Supervisor
 from trainwright.engine.protocol import Block, Died, Outcome, Raised
 from trainwright.schedule.allocator.mixed_nodes import node_slots
+from trainwright.validators import number
 
-__all__ = ["Member", "MemberEngine"]
+__all__ = ["START_SECONDS", "Member", "MemberEngine"]
 
+START_SECONDS = 120.0
 _LAST_WORDS_SECONDS = 10.0
 """For which a member may take to say how a process ended whose line is broken."""
 
@@ -137,11 +139,12 @@ class RemoteWorker(Worker):
             self.member.tell("stop", self.serial)
 
 
+@dataclass(eq=False, kw_only=True)
 class MemberEngine(Supervisor):
     """An engine on the slots of its members; a subclass starts them, or lets them come."""
 
-    start_seconds: float
-    _ranges: tuple[range, ...] = ()
+    start_seconds: Annotated[float, number(above=0), "seconds for members and processes to come"] = START_SECONDS
+    _ranges: tuple[range, ...] = field(default=(), init=False, repr=False)
     """The slots of each member's node, once they are known."""
 
     def _clear(self) -> None:

@@ -6,34 +6,37 @@ Engines differ in where a process is started: here (Local), by a member on anoth
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from trainwright.engine.function_reference import FunctionReference
 from trainwright.engine.process.gang import Gang
 from trainwright.engine.process.listener import Worker, WorkerListener
 from trainwright.engine.process.worker_process import log_path
-from trainwright.engine.protocol import Block, Died, Handler, TrainFunction
+from trainwright.engine.protocol import SPEEDS, Block, Died, Handler, TrainFunction
 from trainwright.errors import EngineError
+from trainwright.settings import Settings
 from trainwright.train.assignment import Assignment
 from trainwright.validators import number, optional
 
-__all__ = ["LIMIT", "Supervisor"]
+__all__ = ["Supervisor"]
 
-LIMIT = optional(number(above=0), words="None for no limit")
+_LIMIT = optional(number(above=0), words="None for no limit")
 _LOOK_SECONDS = 0.25
 """How often processes that have ended and times that are over are looked for; reports wait for none of this."""
 
 
-class Supervisor(ABC):
+@dataclass(eq=False, kw_only=True)
+class Supervisor(Settings, ABC, error=EngineError):
     """What engines of worker processes have in common; a subclass says how a process is started, and which are lost."""
 
-    timeout_seconds: float | None
-    memory_bytes: int | None
-    grace_seconds: float
-    fresh_process: bool = False
+    timeout_seconds: Annotated[float | None, _LIMIT, "seconds of a run at most"] = None
+    memory_bytes: Annotated[int | None, _LIMIT, "resident memory of a process at most"] = None
+    grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
+    speeds: Annotated[Mapping[str, float], SPEEDS, "relative speeds of devices"] = field(default_factory=dict)
+    fresh_process = False
     """Whether each trial has a new process."""
     _gpu = False
     """Whether trials train on GPUs."""

@@ -6,8 +6,7 @@ alone. Processes speak with the driver through sockets of their own, so that no 
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +14,10 @@ from trainwright.engine.function_reference import FunctionReference
 from trainwright.engine.nodes.member import serve_driver
 from trainwright.engine.nodes.member_engine import Member, MemberEngine
 from trainwright.engine.process.listener import WorkerListener
-from trainwright.engine.process.supervisor import LIMIT
-from trainwright.engine.protocol import SPEEDS, Died, Handler, TrainFunction
+from trainwright.engine.protocol import Died, Handler, TrainFunction
 from trainwright.engine.ray.cluster import SlotMap, check_cluster, connect, living_nodes, load_ray
 from trainwright.errors import EngineError
-from trainwright.settings import Settings
-from trainwright.validators import integer, number, optional, text
+from trainwright.validators import integer, optional, text
 
 __all__ = ["Ray"]
 
@@ -58,7 +55,7 @@ class ActorMember(Member):
 
 
 @dataclass(eq=False)
-class Ray(MemberEngine, Settings, error=EngineError):
+class Ray(MemberEngine):
     """Run trials on the devices of a Ray cluster.
 
     It is the cluster that this process has joined, or that `address` or else RAY_ADDRESS names ("auto": the one of this
@@ -78,11 +75,6 @@ class Ray(MemberEngine, Settings, error=EngineError):
     gpus_per_node: Annotated[int | None, _ALL_GPUS, "GPUs of each node"] = None
     cpus_per_device: Annotated[int, integer(minimum=1), "logical CPUs of a device"] = 1
     address: Annotated[str | None, optional(text("'HOST:PORT', 'auto', 'local'")), "cluster to join"] = None
-    timeout_seconds: Annotated[float | None, LIMIT, "seconds of a run at most"] = None
-    memory_bytes: Annotated[int | None, LIMIT, "resident memory of a process at most"] = None
-    grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
-    start_seconds: Annotated[float, number(above=0), "seconds for a process to start"] = 120.0
-    speeds: Annotated[Mapping[str, float], SPEEDS, "relative speeds of devices"] = field(default_factory=dict)
 
     def check_together(self) -> None:
         """Begin without a cluster: it is joined when its slots are asked for."""
