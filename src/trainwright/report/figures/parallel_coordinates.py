@@ -94,8 +94,8 @@ def parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> 
     # The values at the marks, through a space of this parameter alone, without its condition.
     [entry] = [dict(entry) for entry in space.to_json()["parameters"] if entry["name"] == column.name]
     entry.pop("when", None)
-    values = Space.from_json({"parameters": [entry]}).decode(marks[:, None])
-    texts = [escape(shown(params[column.name]), 14) for params in values]
+    decoded = Space.from_json({"parameters": [entry]}).decode(marks[:, None])
+    texts = [escape(shown(params[column.name]), 14) for params in decoded]
     return _Axis(column.name, units, list(zip(marks.tolist(), texts, strict=True)))
 
 
