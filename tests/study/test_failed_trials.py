@@ -1,5 +1,6 @@
 """How often a failure is repeated before the run ends, and whether its place is named; kind, epoch and engine vary."""
 
+import importlib
 import subprocess
 import sys
 from itertools import product
@@ -109,6 +110,22 @@ def test_failures_of_different_lines_or_types_are_not_alike():
         return 1.0
 
     assert run(train).state.counts["failed"] == 3
+
+
+@pytest.mark.parametrize("packages", ["site-packages", "dist-packages"])
+def test_a_package_of_another_environment_is_not_the_users_own_line(tmp_path, monkeypatch, packages):
+    """As where a site's module brings torch: the line in `train` is named, not that of the package."""
+    folder = tmp_path / packages
+    folder.mkdir()
+    (folder / f"brought_by_{packages[:4]}.py").write_text("def multiply(x):\n    raise RuntimeError('shapes differ')\n")
+    monkeypatch.syspath_prepend(folder)
+    multiply = importlib.import_module(f"brought_by_{packages[:4]}").multiply
+
+    def train(trial):
+        return multiply(trial.params["x"])
+
+    with pytest.raises(StudyFailed, match=r"shapes differ at .*test_failed_trials\.py:\d+, in `return multiply"):
+        run(train)
 
 
 def test_what_failed_in_an_earlier_run_does_not_count():

@@ -21,7 +21,8 @@ from trainwright.train.group import GroupFailed, join_process_group, leave_proce
 __all__ = ["raised_at", "run_assignment", "traceback_of"]
 
 _OURS = str(Path(__file__).parents[2])
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+_INSTALLED = ("site-packages", "dist-packages")  # anywhere: a site's modules bring their own
 _LONGEST = 160  # characters of a source line
 
 
@@ -125,9 +126,9 @@ def raised_at(error: BaseException) -> RaisedAt | None:
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     # Generated code, such as the constructor of a dataclass, has no file.
     lines = [(file, line) for file, line in frames if not _is_ours(file) and file != "<string>"]
-    own = [each for each in lines if not each[0].startswith(_LIBRARIES)]
     # A user's project may itself be installed; the standard library never counts.
-    installed = [each for each in lines if "site-packages" in each[0]]
+    installed = [each for each in lines if any(name in each[0] for name in _INSTALLED)]
+    own = [each for each in lines if each not in installed and not each[0].startswith(_STANDARD)]
     if not (found := own or installed):
         return None
     file, line = found[-1]
