@@ -12,7 +12,7 @@ from planted_bugs import PLANTED
 from trainwright.errors import InputError
 from trainwright.testing import simulation
 from trainwright.testing.simulated_machine import FAULTS
-from trainwright.testing.simulation import plan_faults, shrink_faults, simulate_history
+from trainwright.testing.simulated_history import plan_faults, shrink_faults, simulate_history
 
 pytestmark = pytest.mark.filterwarnings("ignore:the ledger cannot be read as a whole")
 
@@ -46,7 +46,7 @@ def test_a_kept_history_keeps_its_promises(history):
 def test_a_seed_is_one_history():
     """The same faults strike, after the same number of operations: in another process, too."""
     code = (
-        "import json; from trainwright.testing.simulation import plan_faults, simulate_history\n"
+        "import json; from trainwright.testing.simulated_history import plan_faults, simulate_history\n"
         "h = simulate_history(3, plan_faults(3)); print(json.dumps([h.operations, sorted(h.happened.items())]))"
     )
     environment = {"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin"}
