@@ -5,14 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from planted_bugs import PLANTED
 
 from trainwright.errors import InputError
 from trainwright.testing import simulation
-from trainwright.testing.simulated_machine import FAULTS
 from trainwright.testing.simulated_history import plan_faults, shrink_faults, simulate_history
+from trainwright.testing.simulated_machine import FAULTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:the ledger cannot be read as a whole")
 
@@ -21,26 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:the ledger cannot be read as a w
 def test_promises_are_kept(seed):
     """Nothing is lost, nothing counted twice, and the budget is exact, whatever strikes."""
     history = simulate_history(seed, plan_faults(seed))
-    assert len(history.happened) >= 2
+    assert len(history.happened) >= 10
     assert history.broken == []
-
-
-KEPT = (
-    # A power cut took the names of a study's folders.
-    "222:power@226",
-    # A run that was taken over failed, and its number was given out again.
-    "2187:sync@120,torn@313,torn@319,stop@516,clock@545,space@668,write@724,write@773,write@1042,sync@1471,stop@1482",
-    # Two made one folder at once, and a manager that could not be made was closed.
-    "90:",
-)
-"""Histories that have broken a promise."""
-
-
-@pytest.mark.parametrize("history", KEPT)
-def test_a_kept_history_keeps_its_promises(history):
-    seed, _, faults = history.partition(":")
-    planned = {int(at): fault for fault, _, at in (each.partition("@") for each in faults.split(",") if each)}
-    assert simulate_history(int(seed), planned).broken == []
 
 
 def test_a_seed_is_one_history():
@@ -69,31 +52,22 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
     assert any(simulate_history(seed, plan_faults(seed)).broken for seed in range(40))
 
 
-def test_damaged_checkpoints_that_are_not_looked_at_are_found(monkeypatch):
-    """By histories of nothing but bits that turn."""
-    simulate_history(0, {})
-    PLANTED["checkpoints_unverified"](monkeypatch)
-    plans = ((seed, dict.fromkeys(plan_faults(seed), "rot")) for seed in range(40))
-    assert any(simulate_history(seed, plan).broken for seed, plan in plans)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bug", PLANTED)
-def test_every_planted_bug_is_found_within_six_hundred_histories(bug, monkeypatch):
+def test_every_planted_bug_is_found_within_ten_thousand_histories(bug, monkeypatch):
     simulate_history(0, {})
     PLANTED[bug](monkeypatch)
-    plans = ((seed, plan_faults(seed)) for seed in range(600))
+    plans = ((seed, plan_faults(seed)) for seed in range(10_000))
     assert any(simulate_history(seed, plan).broken for seed, plan in plans)
 
 
 def test_a_failing_history_shrinks(monkeypatch):
-    """Only what matters is left: here no fault at all."""
+    """What matters is left: here fewer faults, or none."""
     simulate_history(0, {})
     PLANTED["budget_off_by_one"](monkeypatch)
-    history = simulate_history(1, dict.fromkeys((70, 90), "stale"))
-    if not history.broken:
-        history = simulate_history(1, plan_faults(1))
+    histories = (simulate_history(seed, plan_faults(seed)) for seed in range(40))
+    history = next(each for each in histories if each.broken)
     shrunk = shrink_faults(history)
     assert shrunk.broken
     assert len(shrunk.planned) < len(history.planned) or not shrunk.planned
@@ -103,6 +77,7 @@ def test_a_failing_history_shrinks(monkeypatch):
     ("words", "sentence"),
     [
         (["--seeds", "0"], "allowed: at least 1"),
+        (["--jobs", "0"], "got --jobs 0; allowed: at least 1"),
         (["--replay", "kill at 70"], "allowed: SIMULATOR:SEED:FAULT@OPERATION"),
         (["--replay", "0:0:fire@70"], "with faults of kill, power"),
         (["--replay", "00000000:1:kill@70"], "the history is of simulator 00000000, this is"),
@@ -150,23 +125,49 @@ def test_an_interrupted_run_is_continued(monkeypatch, tmp_path, capsys):
     assert sum(whole["struck"].values()) == whole["faults"]
 
 
+@pytest.mark.slow
+def test_a_killed_run_is_continued(tmp_path):
+    """Two processes simulate; after the death of all, the count continues from where it was kept."""
+    results, script = tmp_path / "results.json", tmp_path / "often.py"
+    script.write_text(
+        "import sys\nfrom trainwright.testing import simulation\nsimulation._SAVE_SECONDS = 0.0\n"
+        "if __name__ == '__main__':\n    sys.exit(simulation.main(sys.argv[1:]))\n"
+    )
+
+    def start(seeds):
+        command = [sys.executable, "-W", "ignore", script, "--seeds", str(seeds), "--jobs", "2", "--results", results]
+        return subprocess.Popen(command, env={**os.environ, "PYTHONHASHSEED": "0"}, start_new_session=True)
+
+    run = start(100_000)
+    while not results.exists() or json.loads(results.read_text())["histories"] < 5:
+        assert run.poll() is None
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    kept = json.loads(results.read_text())
+    assert start(kept["histories"] + 3).wait() == 0
+    continued = json.loads(results.read_text())
+    assert continued["histories"] == kept["histories"] + 3
+    assert continued["faults"] >= kept["faults"] + 30
+    assert continued["of_ten_faults"] == continued["histories"]
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"simulator": "00000000"}, "counts seeds of simulator 00000000"),
-        ({"first": 7}, "counts from seed 7"),
         (None, "holds no results"),
     ],
 )
 def test_results_that_cannot_be_continued(change, sentence, tmp_path):
     path = tmp_path / "results.json"
-    fresh = simulation._read_results(path, 0)
+    fresh = simulation._read_results(path)
     path.write_text(json.dumps(None if change is None else {**fresh, **change}))
     with pytest.raises(InputError, match=sentence):
-        simulation._read_results(path, 0)
+        simulation._read_results(path)
     path.write_text("{")
     with pytest.raises(InputError, match="cannot read the results"):
-        simulation._read_results(path, 0)
+        simulation._read_results(path)
 
 
 def test_faults_are_of_every_kind():

@@ -72,10 +72,10 @@ def replay_history(text: str) -> History:
     return history
 
 
-def _read_results(path: Path | None, first: int) -> dict[str, Any]:
+def _read_results(path: Path | None) -> dict[str, Any]:
     """Return what an interrupted run has kept, or a new count."""
     fresh = {
-        "benchmark": "simulation", "simulator": SIMULATOR, "first": first, "histories": 0, "faults": 0,
+        "benchmark": "simulation", "simulator": SIMULATOR, "histories": 0, "faults": 0,
         "fewest_faults": None, "of_ten_faults": 0, "struck": {}, "broken": [], "seconds": 0.0,
     }  # fmt: skip
     if path is None or not path.exists():
@@ -91,11 +91,6 @@ def _read_results(path: Path | None, first: int) -> dict[str, Any]:
             f"simulation: {path} counts seeds of simulator {kept['simulator']}, this is {SIMULATOR}, whose seeds are "
             "other histories; give another file to begin anew"
         )
-    if kept["first"] != first:
-        raise InputError(
-            f"simulation: {path} counts from seed {kept['first']}, --first is {first}; give --first {kept['first']}, "
-            "or another file"
-        )
     return kept
 
 
@@ -109,8 +104,7 @@ def _run_seeds(seeds: int, jobs: int, results: dict[str, Any], path: Path | None
     try:
         with ProcessPoolExecutor(jobs, context, _prepare_process) as pool:
             while results["histories"] < seeds and not signals:
-                ahead = range(results["histories"], min(seeds, results["histories"] + _AHEAD))
-                todo = [results["first"] + each for each in ahead]
+                todo = range(results["histories"], min(seeds, results["histories"] + _AHEAD))
                 # Counted in the order of seeds: those behind the last one that was kept are simulated again.
                 for history in map(_simulate_seed, todo) if jobs == 1 else pool.map(_simulate_seed, todo, chunksize=10):
                     _count_history(history, results)
@@ -175,20 +169,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate histories; 1 if one breaks a promise, 2 for what cannot be simulated."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100, help="how many histories (default: 100)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes simulate (default: 1)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="keep the count in FILE, and continue from there")
     parser.add_argument("--replay", metavar="HISTORY", help="simulate one history again, as a failure is printed")
     given = parser.parse_args(argv)
     try:
-        for option, least in (("seeds", 1), ("first", 0), ("jobs", 1)):
-            if (value := getattr(given, option)) < least:
-                raise InputError(f"simulation: got --{option} {value}; allowed: at least {least}")
+        for option in ("seeds", "jobs"):
+            if (value := getattr(given, option)) < 1:
+                raise InputError(f"simulation: got --{option} {value}; allowed: at least 1")
         if given.replay is not None:
             replayed = replay_history(given.replay)
             print("; ".join(replayed.broken) or "every promise kept")
             return int(bool(replayed.broken))
-        results = _read_results(given.results, given.first)
+        results = _read_results(given.results)
         _run_seeds(given.seeds, given.jobs, results, given.results)
     except InputError as error:
         print(error, file=sys.stderr)
