@@ -134,7 +134,7 @@ def plan_faults(seed: int) -> dict[int, str]:
     draws, size = random.Random(f"faults of {seed}"), _Size.of(seed)
     favours = [draws.random() ** 2 * (0.5 if fault in LETHAL else 1.0) for fault in FAULTS]
     # A study without faults takes some 300 operations and 70 for each epoch.
-    places = draws.sample(range(25, 100 + 40 * size.trials * size.epochs), draws.randint(MANY_FAULTS + 2, 14))
+    places = draws.sample(range(25, 100 + 40 * size.trials * size.epochs), draws.randint(MANY_FAULTS + 3, 15))
     return dict(zip(places, draws.choices(FAULTS, favours, k=len(places)), strict=True))
 
 

@@ -39,15 +39,9 @@ _OPERATION_SECONDS = 5e-3  # as on a network file system: readers look the more 
 _LONGEST_STOP_SECONDS = 500.0
 _LONGEST_OVERSLEEP = 10.0  # a busy machine wakes a process up to so many times later than it asked for
 
-
+_idle = SimpleNamespace(start=lambda: None, join=lambda: None)
+_NO_THREADS = SimpleNamespace(Thread=lambda **_: _idle, Event=threading.Event)
 _capture_once = cache(capture_fingerprint)  # all simulated processes have the environment of this one
-
-
-class _NoThread:
-    """A thread that does nothing."""
-
-    def __init__(self, **_: Any) -> None:
-        self.start = self.join = lambda: None
 
 
 class Stalled(Exception):
@@ -221,7 +215,7 @@ class SimulatedMachine(SimulatedFiles):
             (manager, "capture_fingerprint"): self._in_process(capture_fingerprint, _capture_once),
             # No training here draws; the heartbeat of a process is sent while it sleeps.
             (run_assignment, "seed_all"): lambda *_: None,
-            (heartbeat, "threading"): SimpleNamespace(Thread=_NoThread, Event=threading.Event),
+            (heartbeat, "threading"): _NO_THREADS,
         }
         for name, simulated in self.operations_of_os().items():
             seams[os, name] = self._on_file(getattr(os, name), simulated)
@@ -229,9 +223,6 @@ class SimulatedMachine(SimulatedFiles):
         for (module, name), seam in seams.items():
             setattr(module, name, seam)
         return self
-
-    def _draw_token(self, size: int) -> str:
-        return self.draws.randbytes(size).hex()
 
     def __exit__(self, *_: object) -> None:
         self.stop_all()
