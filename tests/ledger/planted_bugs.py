@@ -7,7 +7,6 @@ from trainwright.checkpoint import manager
 from trainwright.checkpoint.restore import restored
 from trainwright.ledger import directory, journal, record, writers
 from trainwright.ledger.fold import State
-from trainwright.study.claims import Claims
 from trainwright.study.driver.trial_queue import TrialQueue
 
 __all__ = ["PLANTED"]
@@ -84,11 +83,6 @@ def trials_left_behind(patch):
     patch.setattr(TrialQueue, "take_over", lambda self, numbers: None)
 
 
-def failures_free_numbers(patch):
-    """Let a failed run free its number though another worker has taken the trial over."""
-    patch.setattr(Claims, "settle", lambda self, end: end)
-
-
 def checksums_ignored(patch):
     """Take each line of a journal that is JSON for a record."""
     patch.setattr(record, "crc32", lambda text: 0)
@@ -121,7 +115,6 @@ PLANTED = {
         budget_off_by_one,
         state_not_restored,
         trials_left_behind,
-        failures_free_numbers,
         checksums_ignored,
         checkpoints_unverified,
         folders_not_synced,
