@@ -12,9 +12,8 @@ from trainwright.cluster.device import Device, roofline_seconds
 from trainwright.errors import MissingExtra, ProfileError
 from trainwright.files import read_json, write_text
 from trainwright.model.chain import Chain
-from trainwright.model.layer import ELEMENT_BYTES, Layer, ProfileFields, stages_of
+from trainwright.model.layer import Layer, ProfileFields, stages_of
 from trainwright.records import check_schema, fail_with, read_record
-from trainwright.validators import check, one_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,27 +109,22 @@ class Profile(ProfileFields):
             return cls._from_fields(profile_trace(options, profiler_trace))
         return cls._from_fields(measure_model(options, warmup=warmup, repeats=repeats))
 
-    def on(self, device: Device, *, precision: str | None = None) -> Self:
+    def on(self, device: Device) -> Self:
         """Return this profile with seconds on `device` for every layer that has no measured ones, by the roofline.
 
-        With another `precision` than the profile's all layers are predicted. Raises ProfileError for a device whose
-        speed at that precision is not known.
+        Raises ProfileError for a device whose speed at the profile's precision is not known.
         """
-        wanted = self.precision if precision is None else precision
-        check(wanted, one_of(*ELEMENT_BYTES), "precision", ProfileError)
         # Mixed precision computes its products in the lower of its two precisions.
-        rate = device.flops.get(wanted.removeprefix("amp-"), 0.0)
+        rate = device.flops.get(self.precision.removeprefix("amp-"), 0.0)
         if rate <= 0 or device.memory_bandwidth <= 0:
             known = ", ".join(device.flops) or "none"
             raise ProfileError(
-                f"device {device.kind!r}: no time can be predicted for {wanted}; allowed: a device with bandwidth and "
-                f"flops for that precision (it has {known}); calibrate it, or give both in the cluster file"
+                f"device {device.kind!r}: no time can be predicted for {self.precision}; allowed: a device with "
+                f"bandwidth and flops for that precision (it has {known}); calibrate it, or give both in the file"
             )
-        # Traffic was counted at the profile's precision; another one has larger or smaller elements.
-        scale = ELEMENT_BYTES[wanted] / ELEMENT_BYTES.get(self.precision, 4)
 
         def with_seconds(layer: Layer) -> Layer:
-            if layer.origin == "measured" and wanted == self.precision:
+            if layer.origin == "measured":
                 return layer
             # Kinds of layers reach different shares of the peak, where a calibration has measured them.
             peak = rate * device.efficiency.get(layer.kind, 1.0)
@@ -138,7 +132,7 @@ class Profile(ProfileFields):
             def seconds(flops: float, size: float, launches: int) -> float:
                 fixed = launches * device.launch_seconds
                 bandwidth = device.memory_bandwidth
-                return float(roofline_seconds(flops, size * scale, rate=peak, bandwidth=bandwidth, fixed_seconds=fixed))
+                return float(roofline_seconds(flops, size, rate=peak, bandwidth=bandwidth, fixed_seconds=fixed))
 
             return replace(
                 layer,
@@ -148,7 +142,7 @@ class Profile(ProfileFields):
             )
 
         blocks = tuple(replace(block, layers=tuple(map(with_seconds, block.layers))) for block in self.blocks)
-        return replace(self, blocks=blocks, precision=wanted)
+        return replace(self, blocks=blocks)
 
     @property
     def chain(self) -> Chain:

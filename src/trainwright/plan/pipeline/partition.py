@@ -47,7 +47,6 @@ __all__ = [
     "ChainPartition",
     "Cost",
     "RematerialisationTables",
-    "Schedule",
     "StageHolding",
     "StagePart",
     "Way",
@@ -63,7 +62,6 @@ __all__ = [
     "training_ways",
 ]
 
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 PATTERNS = ("1f1b-star", "madpipe")
 """Orders that are patterns of a period (1F1B*, MadPipe), which have placements of their own."""

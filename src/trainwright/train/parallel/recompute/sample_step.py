@@ -24,16 +24,7 @@ from trainwright.train.parallel.recompute.run_context import (
 )
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of
 
-__all__ = [
-    "REFUSED",
-    "Stopwatch",
-    "accepted_sample",
-    "as_before",
-    "loss_of",
-    "restored_after",
-    "tracked_peak",
-    "train_once",
-]
+__all__ = ["REFUSED", "Stopwatch", "accepted_sample", "loss_of", "restored_after", "tracked_peak"]
 
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError)
@@ -41,7 +32,7 @@ REFUSED = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeE
 
 
 @contextmanager
-def as_before(model: nn.Module) -> Iterator[None]:
+def _as_before(model: nn.Module) -> Iterator[None]:
     """Put attributes of a model's modules, with the content of containers, and random generators back at the end."""
     held = [(vars(module), vars(module).copy()) for module in model.modules()]
     # In place, since others may refer to the same container.
@@ -88,7 +79,7 @@ def tracked_peak(
     tracker.watch(batch, "input")
     with restored_after(model, batch), tracker:
         for _ in range(passes):
-            train_once(model, sample, loss)
+            loss_of(call_model(model, sample), loss).backward()
     return tracker.peak_bytes
 
 
@@ -103,11 +94,6 @@ def accepted_sample(model: nn.Module) -> Iterator[None]:
         raise UnsupportedModel(
             f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
         ) from error
-
-
-def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
-    """Run a model forward and backward; without `loss` the sum of the result's floating tensors stands for it."""
-    loss_of(call_model(model, sample), loss).backward()
 
 
 def loss_of(result: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
@@ -165,7 +151,7 @@ def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iter
     gradients = [(each, each.grad) for each in (*model.parameters(), *batch) if each.is_leaf]
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
-        stack.enter_context(as_before(model))
+        stack.enter_context(_as_before(model))
         # A cast kept from stage to stage would be nobody's.
         stack.enter_context(Autocast.now().entered())
         stack.enter_context(swapped_values(copied_buffers(buffer_places([model]))))
