@@ -181,6 +181,6 @@ def test_whoever_seems_dead_is_looked_at_again_before_its_claim_is_passed_over()
     theirs.claims._dead.add(ours.ledger.writer)
     theirs.claims._silent.add(ours.ledger.writer)
     theirs.claims._looked[ours.ledger.writer] = time.monotonic(), True
-    theirs.claims._liveness.silent(ours.ledger.writer, 0)
+    theirs.claims._liveness.is_silent(ours.ledger.writer, 0)
     assert ours.claims.settle(_failure(0)).kind == "failed"
     assert theirs.claims.lease(0) is None

@@ -13,7 +13,7 @@ __all__ = [
     "Constraint",
     "Objective",
     "Outcome",
-    "keeps",
+    "is_feasible",
     "losses_of",
     "parse_constraints",
     "parse_objectives",
@@ -163,7 +163,7 @@ def losses_of(outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> tupl
         return None
 
 
-def keeps(outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> bool:
+def is_feasible(outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> bool:
     """Return whether the metrics of a result keep every bound and constraint."""
     losses = losses_of(outcomes, metrics)
     return losses is not None and all(loss <= o.limit for loss, o in zip(losses, outcomes, strict=True))

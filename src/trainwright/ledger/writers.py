@@ -100,9 +100,9 @@ class Liveness:
         gone = writer.gone() if writer is not None else None
         if gone is not None:
             return gone
-        return self.silent(name, beats)
+        return self.is_silent(name, beats)
 
-    def silent(self, name: str, beats: int) -> bool | None:
+    def is_silent(self, name: str, beats: int) -> bool | None:
         """Return the same by the beats alone, whatever is known of the process."""
         now = self._clock()
         seen = self._seen.setdefault(name, _Seen(beats, now))

@@ -238,7 +238,7 @@ class Claims:
         now = time.monotonic()
         looked, verdict = self._heard.get(writer, (-math.inf, False))
         if now - looked >= self._ledger.lease_seconds / _LOOKS:
-            verdict = self._liveness.silent(writer, self._ledger.heartbeats([writer])[writer]) is True
+            verdict = self._liveness.is_silent(writer, self._ledger.heartbeats([writer])[writer]) is True
             self._heard[writer] = now, verdict
             if verdict:
                 self._log.refresh()

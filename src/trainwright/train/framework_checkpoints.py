@@ -65,15 +65,15 @@ class FrameworkCheckpoints:
         if first:
             # What an earlier attempt at this epoch left.
             _remove(path)
-        self._meet()
+        self._wait_for_ranks()
         self._write(path)
-        self._meet()
+        self._wait_for_ranks()
         saved = _mark(path, report) if first else SavedReport(path=path, report=report, size=0, digest="")
         if first:
             self._remove_older()
         return saved.record(self._assignment)
 
-    def _meet(self) -> None:
+    def _wait_for_ranks(self) -> None:
         if self._assignment.world_size > 1:
             wait_for_ranks()
 

@@ -158,10 +158,10 @@ def _ignore_signals(_: int) -> None:
     waits = {signal.SIGTERM} if hasattr(signal, "sigwaitinfo") else set()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, set(LAUNCHER_SIGNALS) - waits)
     if waits:
-        threading.Thread(target=_obey_parent, daemon=True).start()
+        threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _obey_parent() -> None:
+def _exit_with_parent() -> None:
     # A blocked signal can be taken with its sender: one that a launcher sends to all processes is dropped.
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass

@@ -148,7 +148,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
             """Count the step, write it down, and die where the plan says: the trial saves at its reports."""
             super().count()
             self._write_line("counted")
-            self._die_if_told()
+            self._kill_if_told()
 
         def step(self) -> None:
             """Count the step, write it down, and save, stop or die where the plan says."""
@@ -156,7 +156,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
             self._write_line("step")
             if self.steps == plan.save_at:
                 self.save(wait=True)
-            self._die_if_told()
+            self._kill_if_told()
             if self.steps >= plan.steps:
                 self._keep_end()
                 raise SystemExit(0)
@@ -167,7 +167,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
                 self._keep_end()
             super().close()
 
-        def _die_if_told(self) -> None:
+        def _kill_if_told(self) -> None:
             if self.steps == plan.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 

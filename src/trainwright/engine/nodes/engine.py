@@ -70,13 +70,13 @@ class Nodes(MemberEngine):
     def node_sizes(self) -> tuple[int, ...]:
         """The slots of each node."""
         if not self._ranges:
-            self._meet_members()
+            self._gather_own_members()
         return tuple(map(len, self._ranges))
 
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; wait for the members."""
         if self._listener is None:
-            self._meet_members()
+            self._gather_own_members()
         super().open(train, directory)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Nodes(MemberEngine):
         with suppress(OSError):
             self.meeting.unlink()
 
-    def _meet_members(self) -> None:
+    def _gather_own_members(self) -> None:
         """Say where to meet, start this node's own member, and wait for all."""
         self._listener = WorkerListener("")
         secret = secrets.token_hex(32)

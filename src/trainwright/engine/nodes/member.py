@@ -137,15 +137,15 @@ class _Member:
                     message = self._line.recv()
                     if message == ("bye",):
                         return True
-                    self._obey(*message)
-                self._look_after_processes()
+                    self._follow_order(*message)
+                self._reap_processes()
         except (EOFError, OSError):
             return False
         finally:
             for _, process in self._running.values():
                 process.close(kill=True)
 
-    def _obey(self, what: str, order: Any = None, *words: Any) -> None:
+    def _follow_order(self, what: str, order: Any = None, *words: Any) -> None:
         """Do what the driver says: start a process, ask it to end, kill it, or name an address for ranks to meet."""
         if what == "address":
             self._line.send(find_free_address(self._host))
@@ -169,7 +169,7 @@ class _Member:
         environment = {**thread_environment(self._threads), "CUDA_VISIBLE_DEVICES": gpu}
         self._running[order.serial] = order, ChildProcess(environment, line)
 
-    def _look_after_processes(self) -> None:
+    def _reap_processes(self) -> None:
         """Tell of processes that have ended, and end those that are over a limit."""
         for serial, (order, process) in list(self._running.items()):
             if process.ended:

@@ -49,7 +49,7 @@ class Member(LineWorker):
         else:
             self.send(words)
 
-    def hear(self, timeout_seconds: float) -> None:
+    def receive(self, timeout_seconds: float) -> None:
         """Take in what the member says, waiting for it for so long."""
         try:
             while self.connection.poll(timeout_seconds):
@@ -67,7 +67,7 @@ class Member(LineWorker):
         except (EOFError, OSError):
             self.lost = True
 
-    def last_words(self) -> Died:
+    def describe_loss(self) -> Died:
         """Return what the loss of the node means for a trial that ran there."""
         return Died(why=f"its node {self.name} is gone", blame=False)
 
@@ -112,8 +112,8 @@ class RemoteWorker(Worker):
         self._listener.forget(self)
         end = time.monotonic() + _LAST_WORDS_SECONDS
         while not self.ended and time.monotonic() < end:
-            self.member.hear(max(0.0, end - time.monotonic()))
-        said = self.member.ends.get(self.serial) or self.member.last_words()
+            self.member.receive(max(0.0, end - time.monotonic()))
+        said = self.member.ends.get(self.serial) or self.member.describe_loss()
         # The driver had asked for this end: its reason counts.
         if self._verdict is not None and isinstance(said, Died):
             return Raised(failure=self._verdict[0], message=self._verdict[1], seconds=self.seconds)
@@ -127,7 +127,7 @@ class RemoteWorker(Worker):
         while not (self.member.address or self.member.lost):
             if time.monotonic() > end:
                 self.member.lost = True
-            self.member.hear(max(0.0, end - time.monotonic()))
+            self.member.receive(max(0.0, end - time.monotonic()))
         if self.member.lost:
             raise OSError
         return self.member.address
@@ -179,7 +179,7 @@ class MemberEngine(Supervisor):
         end = time.monotonic() + self.start_seconds
         while any(member.arrived is None for member in self._members) and time.monotonic() < end:
             for guest in self._require_listener().wait(0.25):
-                guest.hear(0.0)
+                guest.receive(0.0)
         for member in self._members:
             member.lost |= member.arrived is None
 
@@ -188,7 +188,7 @@ class MemberEngine(Supervisor):
         member, slot = self._locate_slot(part[0])
         if member.connected:
             # Its end may not have been heard yet; the engine may have started another then.
-            self._hear_other(member)
+            self._handle_other(member)
             member = self._members[member.place]
         worker = RemoteWorker(part, self._serial, member, self._require_listener())
         order = Order(
@@ -204,7 +204,7 @@ class MemberEngine(Supervisor):
     def _find_trouble(self, worker: Worker) -> str:
         assert isinstance(worker, RemoteWorker)  # noqa: S101 -- it starts no others
         if worker.member.lost:
-            return worker.member.last_words().why
+            return worker.member.describe_loss().why
         if worker.ended:
             said = worker.member.ends[worker.serial]
             return said.why if isinstance(said, Died) else "its worker process ended before it began"
@@ -215,13 +215,13 @@ class MemberEngine(Supervisor):
             return f"no worker process came from {worker.member.name} within start_seconds={self.start_seconds:g}"
         return ""
 
-    def _hear_other(self, speaker: LineWorker) -> None:
-        if not isinstance(speaker, Member):
-            super()._hear_other(speaker)
+    def _handle_other(self, process: LineWorker) -> None:
+        if not isinstance(process, Member):
+            super()._handle_other(process)
             return
-        speaker.hear(0.0)
-        if speaker.lost:
-            self._lose_member(speaker)
+        process.receive(0.0)
+        if process.lost:
+            self._lose_member(process)
 
     def _lose_member(self, member: Member) -> None:
         """Take note that a node is gone, and with it its slots and what ran there."""

@@ -75,9 +75,9 @@ class Supervisor(Settings, ABC, error=EngineError):
         """Return why a process will not come; "" while it may."""
         return ""
 
-    def _hear_other(self, speaker: Any) -> None:
+    def _handle_other(self, process: Any) -> None:
         """Deal with whoever speaks and is no worker of a trial: a process that waits has ended, or a member."""
-        self._require_listener().forget(speaker)
+        self._require_listener().forget(process)
 
     # Opening, launching, polling, closing.
 
@@ -118,13 +118,13 @@ class Supervisor(Settings, ABC, error=EngineError):
         while self._gangs and not told:
             left = deadline - time.monotonic()
             # All ranks of all trials in one wait, whose cost does not grow with silence.
-            for speaker in self._require_listener().wait(min(left, self._pause_seconds())):
-                owner = self._owners.get(speaker)
+            for process in self._require_listener().wait(min(left, self._pause_seconds())):
+                owner = self._owners.get(process)
                 if owner is None or not owner.begun:
-                    self._hear_other(speaker)
+                    self._handle_other(process)
                 else:
                     told = True
-                    owner.serve(speaker, handler)
+                    owner.serve(process, handler)
             if left <= 0 or time.monotonic() - self._looked >= _LOOK_SECONDS:
                 self._watch_all(handler)
             for gang in self._gangs.values():

@@ -36,7 +36,7 @@ class ActorMember(Member):
     ending: Any
     _said: Died | None = None
 
-    def last_words(self) -> Died:
+    def describe_loss(self) -> Died:
         """Return why the actor is gone; what ran there is to blame unless its node has died."""
         if self._said is None:
             reason = "it does not answer"
@@ -133,7 +133,7 @@ class Ray(MemberEngine):
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Hand what has happened to `handler`, waiting for at most `timeout_seconds` if nothing has."""
         if time.monotonic() - self._looked_at_nodes > _NODE_SECONDS:
-            self._look_at_actors()
+            self._check_actors()
         super().poll(handler, timeout_seconds)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Ray(MemberEngine):
         member.ending = member.actor.serve.remote(listener.address, member.token, settings, gpu=slot_map.gpu)
         return member
 
-    def _look_at_actors(self) -> None:
+    def _check_actors(self) -> None:
         """Start an actor again that has ended on a node that lives; raise `EngineError` if the cluster is gone."""
         self._looked_at_nodes = time.monotonic()
         by_ending = {m.ending: m for m in self._members if isinstance(m, ActorMember) and not m.lost}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainwright.ensemble.library.cost import BATCH_ROWS, evaluation_mode, make_batch, unwrap
+from trainwright.ensemble.library.cost import BATCH_ROWS, evaluation_mode, make_batch, unwrap_ddp
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import ExportError, MissingExtra
 
@@ -97,7 +97,7 @@ def export_network(network: "torch.nn.Module", sample: object | Callable[[], obj
 
     _import_runtime()
     # A data-parallel wrapper would be traced with its communication.
-    network = unwrap(network)
+    network = unwrap_ddp(network)
     first = next(network.parameters(), None)
     rows = make_batch(sample, torch.device("cpu"), torch.get_default_dtype() if first is None else first.dtype)
     try:

@@ -25,7 +25,7 @@ __all__ = [
     "sample_rows",
     "time_calls",
     "time_quartiles",
-    "unwrap",
+    "unwrap_ddp",
 ]
 
 BATCH_ROWS = 128
@@ -78,7 +78,7 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Memb
 
     if not isinstance(model, torch.nn.Module):
         raise EnsembleError(f"leave, model: got {type(model).__name__}; allowed: a torch.nn.Module, or None")
-    module = unwrap(model)
+    module = unwrap_ddp(model)
     tensors = [*module.parameters(), *module.buffers()]
     # A network without parameters is timed where torch makes tensors by default.
     first = next(module.parameters(), None)
@@ -100,7 +100,7 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Memb
     )
 
 
-def unwrap(model: "torch.nn.Module") -> "torch.nn.Module":
+def unwrap_ddp(model: "torch.nn.Module") -> "torch.nn.Module":
     """Return the module inside a data-parallel wrapper, whose forward would speak to other ranks."""
     import torch
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainwright.ensemble.export.onnx_file import OnnxModel
 from trainwright.ensemble.library.callables import as_predictor, is_module
-from trainwright.ensemble.library.cost import unwrap
+from trainwright.ensemble.library.cost import unwrap_ddp
 from trainwright.ensemble.library.member import WEIGHTS_FILE, Member
 from trainwright.ensemble.library.predictions import ALLOWED, find_fault
 from trainwright.ensemble.metrics import Array
@@ -99,7 +99,7 @@ def serialise_weights(model: object) -> bytes:
     if not isinstance(model, torch.nn.Module):
         raise EnsembleError(f"leave, factory: got a model that is {type(model).__name__}; allowed: a torch.nn.Module")
     state = {}
-    for name, tensor in unwrap(model).state_dict().items():
+    for name, tensor in unwrap_ddp(model).state_dict().items():
         if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "full_tensor"):
             raise EnsembleError(
                 f"leave, factory: {name!r} is {type(tensor).__name__}; allowed: plain tensors on this device; leave "

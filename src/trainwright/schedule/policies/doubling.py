@@ -63,7 +63,7 @@ def DoublingAsPublished(*, start: int = 1, factor: int = 2) -> Doubling:  # noqa
 
 
 @dataclass(slots=True)
-class _Wish:
+class _GrowthRequest:
     running: RunningTrial
     size: int
     until: float = math.inf  # set when it comes first, and no new trial before it
@@ -72,16 +72,16 @@ class _Wish:
 @dataclass
 class _Planner:
     policy: Doubling
-    wishes: list[_Wish] = field(default_factory=list)
+    wishes: list[_GrowthRequest] = field(default_factory=list)
 
     def plan(self, allocator: DeviceAllocator) -> None:
         running = allocator.changed
         # Only a report at just the epoch of a rung earns devices, as published.
         if running is not None and running.is_settled and running.rungs and running.epoch == running.rung_epoch:
-            self._note_wish(allocator, running)
+            self._request_growth(allocator, running)
         if self.policy.mode == "block":
             allocator.start_waiting(new=True)
-            self._serve_those_that_rest(allocator)
+            self._start_preempted(allocator)
             return
         if running is not None:
             shrink_back(allocator, running)
@@ -89,14 +89,14 @@ class _Planner:
         if allocator.new_trial_waits():
             return
         use_faster_nodes(allocator)
-        self._grant_wishes(allocator)
+        self._grant_growth(allocator)
         if self.wishes:
             allocator.plan_again_at(self.wishes[0].until)
         else:
             # Too late to be complete, but nobody else has use for the devices.
             allocator.start_waiting(new=True)
 
-    def _note_wish(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
+    def _request_growth(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Note what the trial's last rung has earned it, if it has not got it."""
         # A later rung replaces what an earlier one has earned.
         self.wishes = [wish for wish in self.wishes if wish.running.trial != running.trial]
@@ -104,13 +104,13 @@ class _Planner:
         # A trial wants the size that its rungs have earned, and is served in the order of rungs, then loss.
         if size <= len(running.block):
             return
-        self.wishes.append(_Wish(running, size))
+        self.wishes.append(_GrowthRequest(running, size))
         if self.policy.mode == "block":
             allocator.preempt(running, size)
         else:
             self.wishes.sort(key=lambda wish: (-wish.running.rungs, wish.running.loss, wish.running.trial))
 
-    def _grant_wishes(self, allocator: DeviceAllocator) -> None:
+    def _grant_growth(self, allocator: DeviceAllocator) -> None:
         """Serve the wishes in order, as far as devices are free."""
         while self.wishes:
             wish = self.wishes[0]
@@ -137,7 +137,7 @@ class _Planner:
                     return
             del self.wishes[0]
 
-    def _worthwhile_size(self, allocator: DeviceAllocator, wish: _Wish) -> int:
+    def _worthwhile_size(self, allocator: DeviceAllocator, wish: _GrowthRequest) -> int:
         """Return the size up to which growth pays, 0 if none does."""
         running, found = wish.running, 0
         if allocator.running.get(running.trial) is not running:
@@ -173,11 +173,11 @@ class _Planner:
         )
         return now, now / self._relative_speed(allocator, have, size) + allocator.estimates.restart(size)
 
-    def _serve_those_that_rest(self, allocator: DeviceAllocator) -> None:
+    def _start_preempted(self, allocator: DeviceAllocator) -> None:
         """Let those go on for whom enough devices are free at once, first come, first served."""
         if allocator.free < self.policy.start:
             return
-        left: list[_Wish] = []
+        left: list[_GrowthRequest] = []
         for wish in self.wishes:
             waits = wish.running.is_preempted or wish.running.trial in allocator.preempted
             if waits and not (

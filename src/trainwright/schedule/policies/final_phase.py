@@ -64,7 +64,7 @@ class FinalPhase:
                 return
             # Nothing is left to compare: what rests goes on now, and without such trials the run ends.
             allocator.final = True
-        self._start_resting(allocator)
+        self._start_paused(allocator)
         if allocator.running:
             self._announce(left)
         if allocator.policy.resizes:
@@ -152,7 +152,7 @@ class FinalPhase:
                 coming += running.size
         return lacking > allocator.free
 
-    def _start_resting(self, allocator: DeviceAllocator) -> None:
+    def _start_paused(self, allocator: DeviceAllocator) -> None:
         """Let those that rest at rungs go on where devices are free, then interrupted ones, if they can end in time."""
         left, start, last = allocator.seconds_left(), allocator.policy.start, len(allocator.rungs) - 1
         resting = RunningTrial(trial=0, block=tuple(range(start)), rungs=last)

@@ -49,7 +49,7 @@ class Request:
         """Rows it has."""
         return len(self.x)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget all that was done for it."""
         for piece in self.pieces:
             piece.live = False
@@ -106,7 +106,7 @@ class Batcher:
         if request.taken == request.rows:
             self.requests.appendleft(request)
         self.rows += request.taken
-        request.begin_anew()
+        request.restart()
 
     def drop(self, request: Request) -> None:
         """Forget the rows of an ended request that still wait."""

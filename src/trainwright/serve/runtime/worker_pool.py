@@ -133,5 +133,5 @@ class WorkerPool:
             process.line.close()
         for worker in self.workers:
             if worker.process is not None:
-                worker.process.leave()
+                worker.process.wait_for_exit()
                 worker.process = None

@@ -80,7 +80,7 @@ class ServingProcess:
         self.line.close()
         return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
-    def leave(self) -> None:
+    def wait_for_exit(self) -> None:
         """Wait for a process whose connection was closed to end by itself, and end it if it does not."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_FAREWELL_SECONDS)

@@ -196,7 +196,7 @@ class Driver:
         self.leaving.begin(why)
         while self.allocator.runs and (left := self.leaving.seconds) > 0:
             self.engine.poll(self, min(_POLL_SECONDS, left))
-        self.leaving.tell_lost()
+        self.leaving.warn_of_lost_work()
 
     # Starting and ending.
 

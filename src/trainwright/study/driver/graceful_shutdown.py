@@ -198,7 +198,7 @@ class GracefulShutdown:
             trials = "1 trial has" if len(self._running) == 1 else f"{len(self._running)} trials have"
             self._say(f"leaving ({why}): {trials} {self.seconds:.3g} s for the epoch in work")
 
-    def tell_lost(self) -> None:
+    def warn_of_lost_work(self) -> None:
         """Say which of the trials that still run, and are ended now, begin anew in the next run."""
         for number, run in self._running.items():
             trial = self._log.state.trials[number]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from trainwright.ledger import Dropped, State, TrialState
-from trainwright.ledger.objectives import keeps
+from trainwright.ledger.objectives import is_feasible
 
 __all__ = ["Progress"]
 
@@ -77,7 +77,7 @@ class Progress:
         value = values[objective.metric]
         loss = objective.loss(value)
         # As text, since a trial that is promoted has no result until it ends again.
-        if (self._best is None or loss < self._best[0]) and keeps(state.outcomes, values):
+        if (self._best is None or loss < self._best[0]) and is_feasible(state.outcomes, values):
             self._best = loss, f"best {objective.metric}={value:.6g} (trial {trial.number})"
 
 
