@@ -112,9 +112,9 @@ class Deployment:
     def submit(self, x: "Array | torch.Tensor", options: Options | None = None) -> "Future[Response]":
         """Admit the rows x [N, ...], which are not to be changed until the answer has come.
 
-        Raises RequestError for rows or options that do not fit, Overloaded if too many rows wait, NotReady if members
-        are missing or the deployment ends. The future raises DeadlinePassed, or RequestError for rows to which a member
-        has no valid answer; cancelling it lets rows that wait go.
+        Raises RequestError for rows or options that do not fit, Overloaded as `admit_unless_overloaded` does, NotReady
+        if members are missing or the deployment ends. The future raises DeadlinePassed (see `Segments.expire_requests`)
+        or RequestError for rows to which a member has no valid answer; cancelling it lets rows that wait go.
         """
         options = _DEFAULT if options is None else options
         rows = self._check_rows(x)

@@ -41,8 +41,8 @@ EXPORT = "ensemble"  # folder of the exported ensemble in the study's
 PLACEMENT = "allocation.json"  # its plan, likewise
 _FOLDER = "stages"  # of the records
 _CODE = "training code"
-A_TABLE = instance_of(dict, words="a table, its entries below its name in brackets")
-"""What each name in brackets of a study file holds."""
+A_TABLE = instance_of(dict, words="a table: [name], and its entries below")
+"""What each [name] of a study file holds."""
 
 
 @dataclass(kw_only=True)
