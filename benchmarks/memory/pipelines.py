@@ -38,7 +38,7 @@ from trainwright.plan.pipeline.partition import (
     Cost,
     StagePart,
     WeightBytes,
-    cut_chain,
+    partition_chain,
     parts_of,
     stage_holding,
     training_ways,
@@ -125,7 +125,7 @@ def _flushed(chain: Chain, schedule: str, memory: int, *, stages: int, microbatc
     best = math.inf
     for way in ("none", "full"):
         cost = _holding_all(costs[way], microbatches) if schedule == "gpipe" else costs[way]
-        found = cut_chain(chain, stages, cost, way=way, bandwidth=_LINK, microbatches=microbatches)
+        found = partition_chain(chain, stages, cost, way=way, bandwidth=_LINK, microbatches=microbatches)
         if found is not None:
             forward = [part.forward_seconds for part in found.parts]
             back = [part.seconds - part.forward_seconds for part in found.parts]

@@ -14,7 +14,7 @@ from typing import get_args
 from urllib.parse import quote
 
 from trainwright.errors import LedgerError, StudyError, closest
-from trainwright.ledger.journal import Fsync, JournalWriter, failed
+from trainwright.ledger.journal import Fsync, JournalWriter, write_error
 from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.reader import JournalReader
 from trainwright.ledger.record import Record, new_identity, read_identity
@@ -114,7 +114,7 @@ class DirectoryLedger:
                 folder.mkdir(exist_ok=True)
                 return token if self._put(path, token) else _owner(path)
         except OSError as error:
-            raise failed(f"claim {key} in {self.directory}", self.directory, error) from error
+            raise write_error(f"claim {key} in {self.directory}", self.directory, error) from error
 
     def _put(self, path: Path, token: str) -> bool:
         """Put a claim there unless one is; return False if whose it is has to be read.
@@ -146,7 +146,7 @@ class DirectoryLedger:
                     self._beats[writer] += 1
                     (self.directory / "beats" / writer).write_text(str(self._beats[writer]), encoding="ascii")
             except OSError as error:
-                raise failed(f"write {self.directory / 'beats'}", self.directory, error) from error
+                raise write_error(f"write {self.directory / 'beats'}", self.directory, error) from error
             try:
                 self._journal.sync()
             except LedgerError:

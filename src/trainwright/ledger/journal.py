@@ -18,7 +18,7 @@ from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger.record import Record
 from trainwright.publishing import is_disk_full, sync_folder
 
-__all__ = ["END", "Fsync", "JournalWriter", "failed", "writer_of"]
+__all__ = ["END", "Fsync", "JournalWriter", "write_error", "writer_of"]
 
 Fsync = Literal["lifecycle", "always", "never"]
 
@@ -67,7 +67,7 @@ class JournalWriter:
                 # Nobody would read there what is acknowledged.
                 raise OSError(errno.ESTALE, "it was removed")
         except OSError as error:
-            failure = failed(f"write {self.path}", self._folder, error)
+            failure = write_error(f"write {self.path}", self._folder, error)
             with contextlib.suppress(LedgerError):
                 # What was acknowledged before.
                 self.sync()
@@ -92,7 +92,7 @@ class JournalWriter:
             os.fdatasync(self._file)
         except OSError as error:
             self.doubtful, self._unsynced_since = self._unsynced, None
-            raise failed(f"write {self.path}", self._folder, error) from error
+            raise write_error(f"write {self.path}", self._folder, error) from error
         self._unsynced, self._unsynced_since = [], None
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ def writer_of(name: str) -> str:
     return name.removesuffix(".jsonl").partition("~")[0]
 
 
-def failed(what: str, where: Path, error: OSError) -> LedgerError:
+def write_error(what: str, where: Path, error: OSError) -> LedgerError:
     """Return the error of what could not be done in the folder `where`, with the room that is there."""
     try:
         free = f"; {shutil.disk_usage(where).free:,} bytes are free there"

@@ -80,7 +80,7 @@ def importance_of(state: State, space: Space, metric: str | None = None, *, epoc
     y = np.array([found[number] for number in numbers])
     if y.min() == y.max():
         raise SearchError(f"parameter importance: no parameter makes a difference in {len(numbers)} results")
-    shares, low, high, explained = _shares(space, rows, y, state.seed)
+    shares, low, high, explained = _variance_shares(space, rows, y, state.seed)
     return Importance(
         names=tuple(column.name for column in space.columns),
         shares=tuple(shares.tolist()),
@@ -140,7 +140,7 @@ def _unknown(state: State, metric: str) -> SearchError:
     return SearchError(f"importance: no trial has the metric {metric!r}; allowed: {', '.join(known)}{near}")
 
 
-def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Array, Array, float]:
+def _variance_shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Array, Array, float]:
     """Return the shares, the ends of their intervals, and what half-samples explain of the other half."""
     model, y = ResponseSurface.choose(space, rows, y, seed)
     # Shares of the variance of the predicted mean over the whole space, however the trials are spread.

@@ -6,7 +6,7 @@ from trainwright.errors import MissingExtra
 from trainwright.ledger import Constraint, Objective, State, TrialState
 from trainwright.ledger.writers import under_way
 from trainwright.space import Space
-from trainwright.study.results import By, Results, Stretch, lineage_of, recommended
+from trainwright.study.results import By, Results, Stretch, lineage_of, recommend_trial
 from trainwright.study.study_log import StudyLog
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Inspecting:
 
         The estimate is a forest's, whose leaf size 5-fold error has chosen; the trial is one of those tried.
         """
-        return recommended(self._log.state, self.space, by)
+        return recommend_trial(self._log.state, self.space, by)
 
     def importance(self, metric: str | None = None, *, epoch: int | None = None) -> "Importance":
         """Return each parameter's share of the variance of a metric at an epoch, with an interval of each share.

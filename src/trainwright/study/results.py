@@ -23,7 +23,7 @@ from trainwright.search import SearchView
 from trainwright.space import Space
 from trainwright.study.projections import SearchProjection
 
-__all__ = ["By", "Results", "Stretch", "first_reference", "lineage_of", "recommended"]
+__all__ = ["By", "Results", "Stretch", "first_reference", "lineage_of", "recommend_trial"]
 
 By = Literal["estimate", "observed"]
 
@@ -174,7 +174,7 @@ def _needed_results(state: State) -> int:
     return 2 * len((state.space or {}).get("parameters", ())) + 1
 
 
-def recommended(state: State, space: Space, by: By) -> TrialState:
+def recommend_trial(state: State, space: Space, by: By) -> TrialState:
     """Return the feasible trial of best estimated or best observed loss; raises as `Results.best` does."""
     if by not in get_args(By):
         raise StudyError(f"recommend: by must be 'estimate' or 'observed', got {by!r}")

@@ -27,7 +27,7 @@ from trainwright.study.driver.progress import Progress
 from trainwright.study.notes import JobNote, Searching
 from trainwright.study.projections import RuleProjection, SearchProjection, rungs_of
 from trainwright.study.simulating import Simulating, expect_by_deadline, outcome_by_deadline
-from trainwright.study.study_log import ENQUEUED, RetryOnFullDisk, StudyLog, compare, open_study_ledger
+from trainwright.study.study_log import ENQUEUED, RetryOnFullDisk, StudyLog, check_study, open_study_ledger
 from trainwright.train.assignment import as_number
 from trainwright.validators import check, instance_of, integer, number, optional
 
@@ -65,7 +65,7 @@ class Study(Simulating):
         log = StudyLog(open_study_ledger(self.directory, ledger, create=True), self.directory)
         self.resumed = log.state.space is not None
         if self.resumed:
-            compare(log, space, goals, limits, seed)
+            check_study(log, space, goals, limits, seed)
         else:
             goal_texts, limit_texts = ([*map(str, outcomes)] for outcomes in (goals, limits))
             versions = _read_versions()

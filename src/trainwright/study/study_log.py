@@ -30,7 +30,7 @@ from trainwright.space.configuration import Configuration
 from trainwright.study.claims import Claims
 from trainwright.study.results import first_reference
 
-__all__ = ["ENQUEUED", "Projection", "RetryOnFullDisk", "StudyLog", "compare", "gc_frozen", "open_study_ledger"]
+__all__ = ["ENQUEUED", "Projection", "RetryOnFullDisk", "StudyLog", "check_study", "gc_frozen", "open_study_ledger"]
 
 _T = TypeVar("_T")
 
@@ -358,7 +358,7 @@ def open_study_ledger(where: str | Path | None, ledger: Ledger | str | None, *, 
     return open_ledger(where, url=ledger, create=create)
 
 
-def compare(
+def check_study(
     log: StudyLog, space: Space, objectives: tuple[Objective, ...], constraints: tuple[Constraint, ...], seed: int
 ) -> None:
     """Refuse a study that was made otherwise, naming the first difference."""

@@ -62,12 +62,12 @@ class Permutation:
         # A Feistel network over a rectangle of rows and columns: each half is shifted by a keyed function of
         # the other, which can be undone whatever that function is.
         for number in range(0, _ROUNDS, 2):
-            left = (left + scrambled(right ^ self._keys[number])) % np.uint64(rows)
-            right = (right + scrambled(left ^ self._keys[number + 1])) % np.uint64(columns)
+            left = (left + scramble_bits(right ^ self._keys[number])) % np.uint64(rows)
+            right = (right + scramble_bits(left ^ self._keys[number + 1])) % np.uint64(columns)
         return left * np.uint64(columns) + right
 
 
-def scrambled(words: Words) -> Words:
+def scramble_bits(words: Words) -> Words:
     """Return 63 scrambled bits for each word (the finaliser of SplitMix64): a place can be added without overflow."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -114,7 +114,7 @@ class WeightedOrder:
         """Return the draws at `places`; each is told apart from others of its sample by its place."""
         digest = hashlib.blake2b(f"{self._seed}/weighted/{epoch}".encode(), digest_size=16).digest()
         keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-        words = scrambled(scrambled(places.astype(np.uint64) ^ keys[0]) ^ keys[1])
+        words = scramble_bits(scramble_bits(places.astype(np.uint64) ^ keys[0]) ^ keys[1])
         # 63 bits as a number from 0 to 1: the sample is the one whose share of the sums it falls into.
         indices = np.searchsorted(self._edges, words / 2.0**63, side="right")
         # Rounding may leave the last edge below 1.

@@ -18,8 +18,8 @@ from trainwright.plan.pipeline.partition import (
     SCHEDULES,
     RematerialisationTables,
     WeightBytes,
-    cut_chain,
     in_flight,
+    partition_chain,
     parts_of,
     stage_bytes,
     training_ways,
@@ -42,7 +42,7 @@ def test_partition_equals_brute_force(seed, way):
             link = 2 * chain.stages[end - 1].output_bytes / bandwidth if end < layers else 0.0
             load = max(load, cost(begin + 1, end, min(stages - place, microbatches)), link)
         best = min(best, load)
-    found = cut_chain(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
+    found = partition_chain(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
     assert (math.inf if found is None else found.load_seconds) == best
 
 
@@ -55,7 +55,7 @@ def test_recomputing_stages_are_never_slower(seed):
         costs = training_ways(chain, memory, weights=WeightBytes(), microbatches=4)
         load = {}
         for way, cost in costs.items():
-            found = cut_chain(chain, 3, cost, way=way, bandwidth=10.0, microbatches=4)
+            found = partition_chain(chain, 3, cost, way=way, bandwidth=10.0, microbatches=4)
             load[way] = math.inf if found is None else found.load_seconds
         assert load["planned"] <= min(load["none"], load["full"])
         better += load["planned"] < min(load["none"], load["full"])

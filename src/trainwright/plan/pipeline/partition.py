@@ -52,9 +52,9 @@ __all__ = [
     "Way",
     "WeightBytes",
     "check_schedule",
-    "cut_chain",
     "in_flight",
     "least_load_partitions",
+    "partition_chain",
     "parts_of",
     "shortest_longest_parts",
     "stage_bytes",
@@ -205,7 +205,7 @@ class ChainPartition:
     way: Way
 
 
-def cut_chain(
+def partition_chain(
     chain: Chain, stages: int, cost: Cost, *, way: Way, bandwidth: float, microbatches: int, every: bool = False
 ) -> ChainPartition | None:
     """Return the partition of least load, or None if none fits; with `every` micro-batch in flight, as under GPipe."""

@@ -23,8 +23,8 @@ from trainwright.plan.pipeline.partition import (
     StagePart,
     Way,
     WeightBytes,
-    cut_chain,
     in_flight,
+    partition_chain,
     parts_of,
     stage_holding,
     training_ways,
@@ -83,7 +83,7 @@ class PipelineProblem:
 
     def cut(self, memory_bytes: int, way: Way, *, every: bool = False) -> ChainPartition | None:
         """Return the partition of least load."""
-        return cut_chain(
+        return partition_chain(
             self.chain, self.stages, self.costs(memory_bytes)[way], way=way, bandwidth=self.bandwidth,
             microbatches=self.microbatches, every=every,
         )  # fmt: skip
@@ -263,7 +263,7 @@ class PipelineProblem:
     def _chunks(self) -> ChainPartition:
         """Two chunks a device, of least load whatever their memory."""
         cost = self.costs(1 << 62)["none"]
-        found = cut_chain(
+        found = partition_chain(
             self.chain, 2 * self.stages, cost, way="none", bandwidth=self.bandwidth, microbatches=self.microbatches
         )
         assert found is not None  # noqa: S101  everything fits

@@ -35,7 +35,7 @@ class Estimate:
     def of(cls, view: SearchView) -> "Estimate":
         """Return the estimate from the newest 2,000 observed rows, of which one must be finite."""
         finished = np.flatnonzero(~view.failed)[-_MOST:]
-        losses = _clip(view.losses[finished, 0])
+        losses = _clip_outliers(view.losses[finished, 0])
         middle, scale = _middle_and_scale(losses)
         y = (losses - middle) / scale
         M = np.column_stack([view.space.model_matrix(view.rows[finished]), view.progress[finished]])
@@ -54,7 +54,7 @@ def _plant(view: SearchView, M: Array, y: Array, least_rows: int) -> Trees:
     """Return trees that are planted from all of these rows at once."""
     trees, count = Trees(view.space, view.seed, _TREES, least_rows=least_rows), len(y)
     trees.reserve(count)
-    y = _clip(y)
+    y = _clip_outliers(y)
     # All trees are planted when the last row comes, from all rows.
     trees.grow(M, y, count - 1, count, np.full(_TREES, count))
     trees.average(y)
@@ -79,7 +79,7 @@ def _least_error(view: SearchView, finished: NDArray[np.intp], M: Array, y: Arra
     return _LEAVES[int(np.argmin(errors))]
 
 
-def _clip(losses: Array) -> Array:
+def _clip_outliers(losses: Array) -> Array:
     """Return losses with outliers at Q3 + 1.5 IQR, if half of them are not one number."""
     low, high = np.quantile(losses, [0.25, 0.75])
     return np.minimum(losses, high + 1.5 * (high - low)) if high > low else losses

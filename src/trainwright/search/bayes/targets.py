@@ -33,7 +33,7 @@ def standardise_losses(losses: Array, bound: float) -> tuple[Array, float]:
     scale = high - low or np.abs(values[:-1] - middle).max() or 1.0
     values = np.clip((values - middle) / scale, _LOWEST, (high - middle) / scale + _FENCE)
     deviation = values[:-1].std() or 1.0
-    values = _bent((values - values[:-1].mean()) / deviation)
+    values = _power_transform((values - values[:-1].mean()) / deviation)
     deviation = values[:-1].std() or 1.0
     values = (values - values[:-1].mean()) / deviation
     # A failure counts as the worst result, or the process would return to where trials fail.
@@ -42,7 +42,7 @@ def standardise_losses(losses: Array, bound: float) -> tuple[Array, float]:
     return y, float(values[-1]) if np.isfinite(bound) else bound
 
 
-def _bent(values: Array) -> Array:
+def _power_transform(values: Array) -> Array:
     """Return values under the power transform that makes all but the last most nearly normal."""
     powers = _POWERS[:, None]
     size = np.log1p(np.abs(values))
