@@ -1,7 +1,7 @@
 """Publishes files and folders atomically: written beside the target, fsynced, renamed into place.
 
 It is written beside its place under a temporary name, brought to the disk and renamed, and so are the names in its
-folder. So after a crash, or on a full disk, there is the old content or the new, and never a part of either.
+folder. So after a crash, or without room on the disk, there is the old content or the new, never a part of either.
 """
 
 import ctypes

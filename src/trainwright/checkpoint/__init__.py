@@ -1,4 +1,4 @@
-"""Checkpoints: asynchronous, atomic and verified saves of a training, and exact resume."""
+"""Checkpoints: asynchronous saves of a training, published whole and verified, and exact resume."""
 
 from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.manager import Manager

@@ -94,7 +94,7 @@ def _classify_failure(error: BaseException) -> str:
         return "bad_objective"
     if isinstance(error, TrialMisuse):
         return "misuse"
-    # A full disk is no fault of the trial, which can run again where there is room.
+    # A disk without room is no fault of the trial, which can run again where there is room.
     if isinstance(error, CheckpointError) and is_disk_full(error.__cause__):
         return "no_room"
     return "out_of_memory" if _is_out_of_memory(error) else "exception"
