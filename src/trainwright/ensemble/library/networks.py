@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from trainwright.ensemble.export.onnx_file import OnnxModel
-from trainwright.ensemble.library.callables import as_predictor, is_module
+from trainwright.ensemble.library.callables import Predictor, as_predictor, is_module
 from trainwright.ensemble.library.cost import unwrap_ddp
 from trainwright.ensemble.library.member import WEIGHTS_FILE, Member
 from trainwright.ensemble.library.predictions import ALLOWED, find_fault
@@ -168,11 +168,30 @@ def build_network(member: Member) -> "torch.nn.Module":
 def _module_of(model: object, member: Member, whose: str) -> "torch.nn.Module":
     if is_module(model):
         return cast("torch.nn.Module", model).eval()
-    from trainwright.ensemble.library.callable_module import CallableModule
-
     # What gives logits is told from its link, as of networks.
     columns = member.columns if member.link == "identity" else None
-    return CallableModule(as_predictor(model, member.output, columns, whose), member.input_dtype).eval()
+    return _wrap_callable(as_predictor(model, member.output, columns, whose), member.input_dtype).eval()
+
+
+def _wrap_callable(predict: Predictor, input_dtype: str | None) -> "torch.nn.Module":
+    """Return a callable of arrays as a torch module without parameters, which computes on the CPU."""
+    import torch
+
+    wanted = None if input_dtype is None else np.dtype(input_dtype)
+
+    class CallableModule(torch.nn.Module):
+        """Takes batches from any device, and answers there."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.detach().cpu().numpy()
+            # Floats in the precision of the sample, so that served rows get the answers that arrays get.
+            if rows.dtype.kind == "f" and wanted is not None and wanted.kind == "f":
+                rows = rows.astype(wanted, copy=False)
+            found = predict(rows)
+            wide = np.array(found, dtype=np.float32 if found.dtype == np.float32 else np.float64)
+            return torch.from_numpy(wide).to(x.device)
+
+    return CallableModule()
 
 
 def _import_factory(factory: str) -> Callable[..., Any]:
