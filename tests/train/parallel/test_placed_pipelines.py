@@ -34,9 +34,17 @@ class Residual(nn.Module):
         return self.head(x)
 
 
-def model_of():
+class Tied(Residual):
+    """Its first and last block, which are in different stages, have one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[5][0].weight = self.blocks[0][0].weight
+
+
+def model_of(make=Residual):
     torch.manual_seed(0)
-    return Residual()
+    return make()
 
 
 def data():
@@ -73,11 +81,11 @@ def placed_layout():
     return layout
 
 
-def trained(layout):
+def trained(layout, make=Residual):
     """Return a check that trains one step and evaluates."""
 
     def check(rank, world):
-        ours = parallelise(model_of(), layout)
+        ours = parallelise(model_of(make), layout)
         loss = ours.backward(loss_of, [(1.0, data())])
         found = {name: p.grad.tolist() for name, p in ours.module.named_parameters()}
         found |= {name: b.tolist() for name, b in ours.module.named_buffers()}
@@ -95,6 +103,7 @@ def found(tmp_path_factory):
     budgets = {"1f1b": 0.9, "gpipe": 0.9, "madpipe": "1 GiB"}
     tight = {f"{name}, tight": replace(layouts[name], memory=budget) for name, budget in budgets.items()}
     checks = {name: trained(layout) for name, layout in (layouts | tight).items()}
+    checks["tied"] = trained(tight["1f1b, tight"], Tied)
     checks["too tight"] = trained(replace(layouts["1f1b"], memory="20 kB"))
     return on_ranks(2, checks, tmp_path_factory.mktemp("ranks"))
 
@@ -125,6 +134,17 @@ def test_two_ranks_train_as_one_process(found, name):
     for loss, _, evaluated in found[name]:
         assert loss == pytest.approx(torch.stack(losses).mean().item(), rel=1e-6)
         torch.testing.assert_close(torch.tensor(evaluated), expected)
+
+
+def test_weights_that_stages_share_within_a_budget(found):
+    """What measuring the stages has found for a lent weight is in no gradient."""
+    assert not [each for each in found["tied"] if isinstance(each, str)], found["tied"]
+    model = model_of(Tied)
+    x, y = data()
+    for batch in zip(x.split(SIZE), y.split(SIZE), strict=True):
+        (loss_of(model, batch) / MICROBATCHES).backward()
+    (owner,) = [state for _, state, _ in found["tied"] if "blocks.0.0.weight" in state]
+    torch.testing.assert_close(torch.tensor(owner["blocks.0.0.weight"]), model.blocks[0][0].weight.grad)
 
 
 def test_a_budget_that_nothing_keeps_to(found):

@@ -204,6 +204,9 @@ class PipelineRunner(nn.Module):
                 budget=self._plan.memory,
                 state_bytes=0 if self._optimizer is None else state_bytes(self._optimizer),
             )
+            # Measuring has trained on them, and they are no parameters of a stage.
+            for lent in self._divided.lent_parameters():
+                lent.grad = None
         settings: dict[str, Any] = {"n_microbatches": self._plan.microbatches, "scale_grads": False}
         # The last stage makes the loss.
         settings["loss_fn"] = lambda output, _: output
