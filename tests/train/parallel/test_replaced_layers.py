@@ -3,6 +3,8 @@
 Every kind of such a layer x what a user makes of it x strategy, against one process; else `UnsupportedPlan` is raised.
 """
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from rank_group import by_group, on_ranks, plan_of
@@ -13,6 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from trainwright.errors import UnsupportedPlan
+from trainwright.train import parallelise
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 
@@ -300,3 +303,28 @@ def frozen():
     model = around(nn.BatchNorm2d(8))
     model[1].eval()
     return model
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+
+
+class WithOutput(nn.Sequential):
+    """What it returns has a class of its own, as the image models of transformers do."""
+
+    def forward(self, x):
+        return Output(super().forward(x))
+
+
+def test_results_stay_of_their_class(tmp_path):
+    def check(rank, world):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 2)
+        model, images = WithOutput(*layers), torch.randn(8, 3, 8, 8)
+        expected = model(images).logits.square().mean().item()
+        ours = parallelise(model, plan_of(filter=2))
+        loss = ours.backward(lambda module, x: module(x).logits.square().mean(), [(1.0, images)])
+        return abs(loss.item() - expected) < 1e-6
+
+    assert on_ranks(2, {"filter": check}, tmp_path) == {"filter": [True, True]}

@@ -14,6 +14,7 @@ import torch
 from trainwright.train.parallel.collectives import all_gather, copy, take_part
 from trainwright.train.parallel.convolution.halo import Division
 from trainwright.train.parallel.convolution.operations import POINTWISE, operation_of
+from trainwright.train.parallel.recompute.trees import map_only
 
 __all__ = ["Part", "unshard", "unshard_all"]
 
@@ -69,7 +70,7 @@ def unshard(tensor: Any, *, scatter: bool | None = None) -> Any:
 
 def unshard_all(found: Any) -> Any:
     """Return what a model returns, with whole tensors in it."""
-    return _map_items(found, unshard)
+    return map_only(torch.Tensor, unshard, found)
 
 
 _ABOUT = frozenset({"size", "dim", "numel", "nelement", "__len__", "is_floating_point", "is_complex", "__repr__"})
