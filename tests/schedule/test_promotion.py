@@ -28,7 +28,7 @@ from trainwright.schedule import (
     TrialView,
 )
 from trainwright.schedule.rules.promotion_rule import WAIT, Ended, Judged, New, Opened, Started
-from trainwright.schedule.rules.rung_rule import ladder
+from trainwright.schedule.rules.rung_rule import rung_ladder
 
 
 class Sorted:
@@ -333,7 +333,7 @@ def test_first_full_model_of_nine_workers():
 
 def _first_full(rule, *, resumes):
     index, started, running, now = rule.empty(), 0, [], 0.0
-    levels = (*ladder(1, 9, Fraction(3)), 9)
+    levels = (*rung_ladder(1, 9, Fraction(3)), 9)
     while True:
         while len(running) < 9:
             answer = rule.on_free(index, RuleView(remaining=100))
