@@ -81,7 +81,7 @@ class Climber(Acquisition):
 
 _STEP = 1e-5  # of a unit, for a slope
 _MARGIN = 0.1  # of the noise's deviation: an improvement below it would not be seen
-_REPEATS = 4  # results at one place after which a further one there shows little
+_KNOWN = (0.25, 2.0)  # of the noise's variance: below it a trial shows little, where it begins and at its end
 _BELIEVED = 1e-6  # noise of what is believed
 _FAR = -1.0  # below it, h is written as a difference of what would cancel
 _FARTHER = -1e3  # below it, the first term of a series does
@@ -152,11 +152,14 @@ class ExpectedImprovement(Climber):
                 self._best = min(self._best, float(figures[kept].min()) - self._margin)
             self._posteriors = [posterior.append(points, _BELIEVED) for posterior in self._posteriors]
 
-    def is_known(self, row: Array) -> bool:
-        """Whether the objectives at a row [columns] are known as if from several results of it."""
-        _, variances = self._predict(self._embedding(row[None, :]))
-        known = variances[: self._objectives, 0] < self._noise[: self._objectives] / _REPEATS
-        return bool(known.all())
+    def is_known(self, row: Array, first: float) -> bool:
+        """Whether a trial of a row [columns] would show little, at the fidelity `first` where it begins and at its end.
+
+        Where it begins, the objectives are known as if from several results of it; at its end about as if from one.
+        """
+        _, variances = self._predict(self._embedding(np.stack([row, row]), np.array([first, 1.0])))
+        shares = variances[: self._objectives] / self._noise[: self._objectives, None]
+        return bool((shares < _KNOWN).all())
 
     def predict(self, rows: Array) -> Array:
         """Return the logarithm of the expected improvement [1, rows]."""
