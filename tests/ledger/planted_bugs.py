@@ -54,12 +54,12 @@ def short_writes_acknowledged(patch):
 
 def everybody_dead(patch):
     """Hold a writer dead as soon as it is looked at."""
-    patch.setattr(writers.Liveness, "silent", lambda self, name, beats: True)
+    patch.setattr(writers.Liveness, "is_silent", lambda self, name, beats: True)
 
 
 def nobody_dead(patch):
     """Never find out that a worker is dead."""
-    patch.setattr(writers.Liveness, "silent", lambda self, name, beats: False)
+    patch.setattr(writers.Liveness, "is_silent", lambda self, name, beats: False)
 
 
 def counted_again(patch):
