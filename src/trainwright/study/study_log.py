@@ -267,11 +267,18 @@ class StudyLog:
     def proposal(self, number: int, configuration: Configuration, exploits: Exploit | None = None) -> Record:
         """Return the record of a proposal that the caller will append: with how much its searcher has seen."""
         self.claims.proposed(number)
+        return self._proposal(number, configuration, exploits)
+
+    def repeat_proposal(self, trial: TrialState) -> Record:
+        """Return the proposal of another's trial again: it may be lost with that writer, as others read it unsynced."""
+        return self._proposal(trial.number, trial, trial.exploits)
+
+    def _proposal(self, number: int, proposed: Configuration | TrialState, exploits: Exploit | None) -> Record:
         return facts.proposed(
             number,
-            params=configuration.params,
-            key=configuration.key,
-            origin=configuration.origin,
+            params=proposed.params,
+            key=proposed.key,
+            origin=proposed.origin,
             seen=sum(map(self.state.counts.__getitem__, _ENDED)),
             seen_hash=f"{self.state.ended_hash:016x}",
             exploits=None if exploits is None else exploits._asdict(),

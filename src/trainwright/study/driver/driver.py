@@ -252,7 +252,13 @@ class Driver:
         known = trial.saved_epoch if trial is not None else 0
         devices = self.engine.devices(block)
         start = facts.started(number, lease, slot=self._slot_name(block), devices=devices, resumed_epoch=known)
-        self.log.append(start if proposal is None else facts.begun(proposal, start))
+        if proposal is not None:
+            self.log.append(facts.begun(proposal, start))
+        elif trial is not None and lease > 1 and trial.writer not in self.log.mine:
+            # The result of a trial says nothing without its proposal.
+            self.log.append(self.log.repeat_proposal(trial), start)
+        else:
+            self.log.append(start)
         self.queue.started(number)
         return lease
 
