@@ -172,13 +172,9 @@ def check_study(directory, trials, *, checkpoints=True):
     records, _ = DirectoryLedger(directory / "ledger").read(None)
     assert max(Counter(record.trial for record in records if record.kind == "finished").values()) == 1
     # Who takes a trial over writes its proposal again.
-    proposed = {(record.trial, record.body["key"]) for record in records if record.kind == "proposed"}
+    proposed = Counter((record.trial, record.body["key"]) for record in records if record.kind == "proposed")
     assert len(proposed) == len({number for number, _ in proposed})
-    leases = {number: len(trial.leases) for number, trial in study.state.trials.items()}
-    assert all(
-        times <= leases[number]
-        for number, times in Counter(record.trial for record in records if record.kind == "proposed").items()
-    )
+    assert all(times <= len(study.state.trials[number].leases) for (number, _), times in proposed.items())
     starts = (record for record in records if record.kind in {"proposed", "started"} and record.lease is not None)
     assert max(Counter((record.trial, record.lease) for record in starts).values()) == 1
     reported = {}
