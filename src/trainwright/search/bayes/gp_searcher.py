@@ -113,8 +113,8 @@ class GaussianProcessSearcher(BayesianSearcher):
         proposals = []
         for trial in numbers:
             [row] = self._choose(view, improvement, [trial], view.tried, taken)
-            if trial % 2 and improvement.is_known(row, float(view.progress.min(initial=1.0))):
-                # By its own account the process gains nothing anywhere; a row of chance may prove it wrong.
+            if trial % 2 and view.partial and improvement.is_known(row, float(view.progress.min())):
+                # Under a rule the same row would be tried for ever; a row of chance may prove the process wrong.
                 row = draw_new(view, trial, taken, "beyond")
             improvement.believe_pending(row[None, :])
             proposals.append(propose(view, row, trial, searcher=self.name, **mix))

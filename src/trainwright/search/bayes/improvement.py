@@ -155,11 +155,11 @@ class ExpectedImprovement(Climber):
     def is_known(self, row: Array, first: float) -> bool:
         """Whether a trial of a row [columns] would show little, at the fidelity `first` where it begins and at its end.
 
-        Where it begins, the objectives are known as if from several results of it; at its end about as if from one.
+        Where it begins, objectives and constraints are known as if from several results of it; at its end about as if
+        from one.
         """
         _, variances = self._predict(self._embedding(np.stack([row, row]), np.array([first, 1.0])))
-        shares = variances[: self._objectives] / self._noise[: self._objectives, None]
-        return bool((shares < _KNOWN).all())
+        return bool((variances / self._noise[:, None] < _KNOWN).all())
 
     def predict(self, rows: Array) -> Array:
         """Return the logarithm of the expected improvement [1, rows]."""
