@@ -4,6 +4,7 @@ Every kind of such a layer x what a user makes of it x strategy, against one pro
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -317,14 +318,15 @@ class WithOutput(nn.Sequential):
         return Output(super().forward(x))
 
 
-def test_results_stay_of_their_class(tmp_path):
-    def check(rank, world):
+def test_images_by_name_and_results_of_a_class(tmp_path):
+    def check(rank, world, axis):
         torch.manual_seed(0)
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 2)
         model, images = WithOutput(*layers), torch.randn(8, 3, 8, 8)
         expected = model(images).logits.square().mean().item()
-        ours = parallelise(model, plan_of(filter=2))
-        loss = ours.backward(lambda module, x: module(x).logits.square().mean(), [(1.0, images)])
+        ours = parallelise(model, plan_of(**{axis: 2}))
+        loss = ours.backward(lambda module, x: module(x=x).logits.square().mean(), [(1.0, images)])
         return abs(loss.item() - expected) < 1e-6
 
-    assert on_ranks(2, {"filter": check}, tmp_path) == {"filter": [True, True]}
+    checks = {axis: partial(check, axis=axis) for axis in ("filter", "channel", "spatial")}
+    assert on_ranks(2, checks, tmp_path) == {axis: [True, True] for axis in checks}

@@ -131,11 +131,12 @@ class SpatialParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, whole."""
         arguments = [self._divided(arg) for arg in args]
-        if not any(isinstance(arg, Part) for arg in arguments):
+        named = {name: self._divided(arg) for name, arg in kwargs.items()}
+        if not any(isinstance(arg, Part) for arg in (*arguments, *named.values())):
             raise UnsupportedPlan.of(
                 "spatial", "no argument is a batch of images or volumes, such as (batch, 3, 64, 64)"
             )
-        return unshard_all(self.module(*arguments, **kwargs))
+        return unshard_all(self.module(*arguments, **named))
 
     def _divided(self, arg: Any) -> Any:
         if not isinstance(arg, torch.Tensor) or not arg.is_floating_point() or arg.ndim < 4:
