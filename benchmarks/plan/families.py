@@ -59,6 +59,8 @@ FAMILIES = {
     "mistral": _Family("MistralForCausalLM", "MistralConfig", _GROUPED),
     "qwen2": _Family("Qwen2ForCausalLM", "Qwen2Config", _GROUPED),
     "qwen3": _Family("Qwen3ForCausalLM", "Qwen3Config", {**_GROUPED, "head_dim": 8}),
+    "olmo2": _Family("Olmo2ForCausalLM", "Olmo2Config", _GROUPED),
+    "glm4": _Family("Glm4ForCausalLM", "Glm4Config", {**_GROUPED, "head_dim": 8, **_TOKENS}),
     "gemma": _Family("GemmaForCausalLM", "GemmaConfig", {**_GROUPED, "head_dim": 8, **_TOKENS}),
     "phi": _Family("PhiForCausalLM", "PhiConfig", {**_SHAPE, "embd_pdrop": 0.0, "resid_pdrop": 0.0}),
     "opt": _Family(

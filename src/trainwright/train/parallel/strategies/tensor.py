@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import blocks_of, divided, is_plain
-from trainwright.train.parallel.collectives import all_reduce, copy
+from trainwright.train.parallel.collectives import all_gather, all_reduce, copy, take_part
 from trainwright.train.parallel.recompute.trees import local_tensor, map_only
 from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_roles import TensorGroup, tensor_groups_of
@@ -172,7 +172,8 @@ def _sum_partial(parameter: torch.Tensor) -> None:
 
 
 _WHOLE_GRADIENT = "replicated_with_grad_allreduce"
-_STYLES = {"colwise": 0, "rowwise": 1, _WHOLE_GRADIENT: -1}
+_GATHERED, _SPLIT = "colwise_gather_output", "rowwise_split_input"
+_STYLES = {"colwise": 0, "rowwise": 1, _GATHERED: 0, _SPLIT: 1, _WHOLE_GRADIENT: -1}
 """The dimension of the weight that each divides."""
 
 
@@ -211,9 +212,10 @@ def _divide_layer(path: str, layer: nn.Module, parent: nn.Module, style: str, me
         what = f"{units} heads" if width != 1 else f"{units} features"
         raise UnsupportedPlan.of("tensor", f"the {what} of {path} cannot be divided by {mesh.size()}")
     layer.weight = divided(layer.weight, mesh, "tensor", Shard(dimension))
-    if style == "colwise" and layer.bias is not None:
+    if dimension == 0 and layer.bias is not None:
         layer.bias = divided(layer.bias, mesh, "tensor", Shard(0))
-    vars(layer)["forward"] = _Column(layer, group) if style == "colwise" else _Row(layer, group)
+    forward = {"colwise": _Column, "rowwise": _Row, _GATHERED: _GatheredColumn, _SPLIT: _SplitRow}[style]
+    vars(layer)["forward"] = forward(layer, group)
 
 
 class _Column:
@@ -232,6 +234,24 @@ class _Row(_Column):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         total = all_reduce(functional.linear(x, local_tensor(self._layer.weight)), self._group)
         return total if self._layer.bias is None else total + self._layer.bias
+
+
+class _GatheredColumn(_Column):
+    """A layer that divides its outputs between ranks that all want the whole, as a norm over all heads does."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        part = super().__call__(x)
+        sizes = (part.shape[-1],) * dist.get_world_size(self._group)
+        # What follows is the same on every rank, and so is its gradient.
+        return all_gather(part, self._group, dim=-1, sizes=sizes, scatter=False)
+
+
+class _SplitRow(_Row):
+    """A layer that divides inputs which every rank has whole."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        world = dist.get_world_size(self._group)
+        return super().__call__(take_part(x, self._group, dim=-1, sizes=(x.shape[-1] // world,) * world))
 
 
 def _summed_over(group: dist.ProcessGroup) -> Callable[[torch.Tensor], torch.Tensor]:
