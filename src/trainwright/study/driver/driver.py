@@ -19,7 +19,7 @@ from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget, TeamSettings
 from trainwright.study.driver.clone_checkpoints import check_folder, move_to_clone
-from trainwright.study.driver.failures import FailureLimit
+from trainwright.study.driver.failure_limit import FailureLimit
 from trainwright.study.driver.graceful_shutdown import GracefulShutdown
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress

@@ -1,8 +1,8 @@
-"""Decides when failed trials end a run: many without one result, two equal ones, or one that every trial would have."""
+"""Failed trials: which are alike, the sentence that says why one failed, and records of failures that must last."""
 
 import shlex
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from trainwright.engine.admission import REJECTED
@@ -11,7 +11,7 @@ from trainwright.ledger import Record, State, Status, TrialState, facts
 from trainwright.ledger.trials import End, Failure
 from trainwright.study.study_log import StudyLog
 
-__all__ = ["FailureLimit", "StudyFailed", "alike", "secure_failures", "sentence_of"]
+__all__ = ["MISUSE", "StudyFailed", "alike", "gave_up", "secure_failures", "sentence_of"]
 
 MISUSE = "misuse"
 """The failure of a function that asks of its trial what no trial has."""
@@ -19,58 +19,13 @@ MISUSE = "misuse"
 _BY_CONFIGURATION = frozenset({"out_of_memory", "timeout", REJECTED})
 _WITHOUT_RESULT = frozenset({Status.FAILED, Status.ABANDONED})
 _NOT_FINITE = (" is nan ", " is inf ", " is -inf ")
-_HOPELESS, _ALIKE = 10, 2
-"""So many failures without one success end a run, or as many as trials run if that is more; or so many alike."""
-_MOST_FAILURES = 100
-"""So many failures end a run that was told no other limit, or as many as trials run or have a result if more."""
 
 
 class StudyFailed(TrainwrightError):
     """Trials fail again and again, so that going on makes no sense; what was done is kept."""
 
 
-@dataclass
-class FailureLimit:
-    """The failures that one run bears; at more it ends with `StudyFailed`."""
-
-    log: StudyLog
-    most: int | None
-    """So many failures end it, whatever has succeeded; None for a limit that grows with what runs and succeeds."""
-
-    def __post_init__(self) -> None:
-        # Those of earlier runs say nothing of this one.
-        self._before = frozenset(number for number, trial in self.log.state.trials.items() if _gave_up(trial))
-        self._rejected = 0
-
-    def check(self, trial: TrialState) -> None:
-        """Judge the run by a trial that has just ended."""
-        if not _gave_up(trial):
-            return
-        log, state, counts = self.log, self.log.state, self.log.state.counts
-        self._rejected += trial.failure is not None and trial.failure.kind == REJECTED
-        failed = counts[Status.FAILED] + counts[Status.ABANDONED]
-        # A trial that does not fit into memory says nothing of others.
-        broken = failed - len(self._before) - self._rejected
-        same: list[int] = []
-        if not state.results:
-            same = alike(state, trial, self._before)
-            # Another worker's first success may be on its way: read it before the run is given up.
-            if broken >= _HOPELESS or len(same) >= _ALIKE:
-                log.refresh()
-        why = sentence_of(trial, log.directory)
-        if trial.failure is not None and trial.failure.kind == MISUSE:
-            raise StudyFailed(why)
-        if len(same) >= _ALIKE and self.most is None and not state.results:
-            raise StudyFailed(f"{len(same)} trials have failed in the same way, none has a result: {why}")
-        # In a large team that many may fail before any can succeed; where most succeed, many may diverge.
-        running = counts[Status.RUNNING]
-        most = max(_MOST_FAILURES, running, state.results) if self.most is None else self.most
-        if failed >= most or (broken >= max(_HOPELESS, running) and not state.results):
-            more = "; a larger max_failures lets it go on" if state.results else ""
-            raise StudyFailed(f"{failed} trials have failed, {state.results} have a result; the last: {why}{more}")
-
-
-def _gave_up(trial: TrialState) -> bool:
+def gave_up(trial: TrialState) -> bool:
     """Whether a trial failed, or was lost so often that it is given up."""
     return trial.status is Status.FAILED or (trial.status is Status.ABANDONED and trial.end is None)
 
@@ -119,7 +74,7 @@ def alike(state: State, trial: TrialState, before: Collection[int]) -> list[int]
     # A trial that came further shows that the line can be passed.
     same, others = [], 0
     for number, other in state.trials.items():
-        if number not in before and _gave_up(other) and _failure_key(other) == known:
+        if number not in before and gave_up(other) and _failure_key(other) == known:
             same.append(number)
         else:
             others = max(others, other.epoch)
