@@ -100,6 +100,22 @@ def test_measuring_changes_nothing():
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
+def test_a_models_own_generator_draws_nothing_while_it_is_measured():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.generator = torch.Generator().manual_seed(3)
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x) * torch.rand(x.shape, generator=self.generator)
+
+    model = Noisy()
+    before = model.generator.get_state()
+    measure_chain(nn.Sequential(nn.Linear(8, 8), model), torch.randn(4, 8))
+    assert torch.equal(model.generator.get_state(), before)
+
+
 def test_a_plan_from_a_file_trains_alike(chain, tmp_path):
     """A saved plan, applied to the same model, gives the same gradients; to another it is refused."""
     memory.plan(net(), SAMPLE, budget=0.7).save(tmp_path / "plan.json")

@@ -40,6 +40,8 @@ def _as_before(model: nn.Module) -> Iterator[None]:
         (value, value.copy()) for _, own in held for value in own.values() if isinstance(value, list | dict | set)
     ]
     states = read_generators()
+    owned = [each for _, own in held for each in own.values() if isinstance(each, torch.Generator)]
+    drawn = [(each, each.get_state()) for each in owned]
     try:
         yield
     finally:
@@ -56,6 +58,8 @@ def _as_before(model: nn.Module) -> Iterator[None]:
             else:
                 value.update(content)
         set_generators(states)
+        for generator, state in drawn:
+            generator.set_state(state)
 
 
 def _parts(container: Any) -> list[int]:
