@@ -37,6 +37,16 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _handlers_of_signals_as_before():
+    """Put back what a command that ran in this process has set: SIGUSR1 would be Ctrl-C for the tests that follow."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 # What no machine of ours can offer, or what is too large for the set-up: such a skip is no fault of it.
 UNAVOIDABLE = ("needs a CUDA device", "root may write anywhere", "No module named 'transformers'")
 

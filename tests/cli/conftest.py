@@ -1,13 +1,11 @@
 """The command line called in this process, and a study file to call it with."""
 
-import signal
 import sys
 from dataclasses import dataclass
 
 import pytest
 
 from trainwright.cli import main
-from trainwright.signals import LAUNCHER_SIGNALS
 
 STUDY = """
 [study]
@@ -44,7 +42,6 @@ class Said:
 def trainwright(monkeypatch, capsys):
     """Return a function that runs `trainwright ARGUMENTS` in this process."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = {number: signal.getsignal(number) for number in LAUNCHER_SIGNALS}
 
     def run(*arguments):
         capsys.readouterr()
@@ -54,9 +51,7 @@ def trainwright(monkeypatch, capsys):
         said = capsys.readouterr()
         return Said(end.value.code or 0, said.out, said.err)
 
-    yield run
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return run
 
 
 @pytest.fixture

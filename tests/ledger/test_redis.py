@@ -18,6 +18,7 @@ from trainwright.ledger.record import FORMAT
 from trainwright.testing.ledger import LedgerConformance, records
 
 needs_redis()
+redis = pytest.importorskip("redis")
 pytestmark = pytest.mark.outside("Redis")
 
 
@@ -40,6 +41,21 @@ def ledger(server):
     ledger = RedisLedger(server.url("digits"), create=True)
     yield ledger
     ledger.close()
+
+
+@pytest.fixture(autouse=True)
+def _connections_end_with_the_test(monkeypatch):
+    """Close what a test leaves open: its sockets would fail whichever test is next when garbage is collected."""
+    pools, make = [], redis.ConnectionPool.__init__
+
+    def recorded(pool, *arguments, **named):
+        make(pool, *arguments, **named)
+        pools.append(pool)
+
+    monkeypatch.setattr(redis.ConnectionPool, "__init__", recorded)
+    yield
+    for pool in pools:
+        pool.disconnect()
 
 
 def another(ledger, server, **named):
