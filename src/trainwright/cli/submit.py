@@ -1,4 +1,8 @@
-"""`trainwright submit FILE`: batch jobs that work on the study of a file, one after another until it is done."""
+"""`trainwright submit FILE`: batch jobs that work on the study of a file, one after another until it is done.
+
+A call has a folder `jobs/NUMBER` of its own: its script, and `submitted`, to which it and its jobs append the number of
+each job, one a line.
+"""
 
 import shlex
 import shutil

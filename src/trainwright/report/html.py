@@ -1,4 +1,8 @@
-"""Writes the report of a study (report.html), and the page of an ensemble: one self-contained HTML file each."""
+"""Writes the report of a study (report.html), and the page of an ensemble: one self-contained HTML file each.
+
+A content security policy allows the page's own script by its digest and nothing else, so that no text of a study can
+become code even if it escaped its escaping.
+"""
 
 import base64
 import hashlib

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.ensemble.library.predictions import draw_folds
+from trainwright.ensemble.library.out_of_fold import draw_folds
 from trainwright.ensemble.metrics import Array, Metric
 from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, make_scorer
 from trainwright.ensemble.selection.greedy import BudgetedGreedy, rank_top

@@ -5,7 +5,7 @@ import torch
 from torch import nn, optim
 
 from trainwright.errors import BudgetError
-from trainwright.train.parallel.recompute.measure import state_bytes
+from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 
 MADE = {
     "sgd": lambda p: optim.SGD(p, lr=0.1),

@@ -35,7 +35,7 @@ from trainwright.train.parallel.pipeline.partial_forward import (
     without_objects,
 )
 from trainwright.train.parallel.pipeline.stage_plans import plan_stages
-from trainwright.train.parallel.recompute.measure import state_bytes
+from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
 from trainwright.train.parallel.recompute.trees import map_only, tensors_of
 
