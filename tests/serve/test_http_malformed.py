@@ -97,6 +97,7 @@ def answer_of(port, request):
 def test_ten_thousand(tmp_path):
     """Over a deployment with workers; resident memory grows by less than 5 %."""
     found = ensemble(tmp_path, [{}, {"hidden": 4}])
-    with Deployment(found) as service, Server(service, port=0, limits=LIMITS) as server:
+    plan = DeploymentPlan.simple(found, "cpu")
+    with Deployment(found, plan) as service, Server(service, port=0, limits=LIMITS) as server:
         before, after = attacked(server, found.predict(X), 10_000, seed=0)
     assert after["bytes"] < 1.05 * before["bytes"]

@@ -14,7 +14,8 @@ from allocation_for_tests import single_units
 from served_networks import ensemble, inputs
 
 from trainwright.errors import AllocationError, DeadlinePassed, NotReady, Overloaded, RequestError
-from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options, TimeTables, allocate
+from trainwright.serve.placement.units import MemoryModel
 
 X = inputs(20)
 
@@ -136,6 +137,18 @@ def test_an_event_loop_does_not_compute(tmp_path, held):
 def test_a_plan_without_processes_has_one_group_of_cores(tmp_path):
     found = ensemble(tmp_path, [{}, {}])
     simple = DeploymentPlan.simple(found, "cpu", in_process=True)
-    assert DeploymentPlan.from_json(simple.to_json()) == simple
+    assert DeploymentPlan.from_json(simple.to_json()) == simple == Deployment(found).plan
     with pytest.raises(AllocationError, match="in_process: got 2 instances"):
         replace(simple, units=single_units(2), matrix=((8, 8),))
+
+
+def test_a_search_takes_the_largest_of_the_fastest_batches(tmp_path, monkeypatch):
+    """Times that differ by noise alone do not cut requests into small batches."""
+    found = ensemble(tmp_path, [{}])
+
+    def measured(ensemble, devices, batches):
+        seconds = {device.model: np.array([[1e-5, 6.4e-5, 1.3e-4, 9e-4]]) for device in devices}
+        return TimeTables(batches=(1, 64, 128, 512), seconds=seconds, source="measured"), MemoryModel.assumed(ensemble)
+
+    monkeypatch.setattr("trainwright.serve.placement.allocate.measure_times", measured)
+    assert allocate(found, "cpu:0").matrix == ((128,),)

@@ -32,10 +32,10 @@ _LEAST_QUEUE_ROWS = 512
 class Deployment:
     """A running ensemble: `with Deployment(ensemble, plan) as service: service.predict(x)`.
 
-    `plan` says which members run where; None puts them on this machine's processor. `sample`, a batch of one row or
-    more, tells shape and dtype of inputs where the members do not remember those of the batch they were measured with.
-    A plan with `in_process` computes in this process, others in worker processes, which read weights from the members'
-    folders. Both are started by `start`, or by entering.
+    `plan` says which members run where; None computes in this process. `sample`, a batch of one row or more, tells
+    shape and dtype of inputs where the members do not remember those of the batch they were measured with. Plans
+    without `in_process` compute in worker processes, which read weights from the members' folders. Both are started by
+    `start`, or by entering.
     """
 
     _runner = "trainwright.serve.runtime.member_runners:runner_of"
@@ -50,7 +50,7 @@ class Deployment:
     ) -> None:
         self._ensemble = ensemble
         self.settings = DeploymentSettings() if settings is None else settings
-        self._planned = DeploymentPlan.simple(ensemble, "cpu") if plan is None else plan
+        self._planned = DeploymentPlan.simple(ensemble, "cpu", in_process=True) if plan is None else plan
         self._planned.check(ensemble)
         self.input_shape, self.input_dtype = _read_inputs(ensemble, sample)
         self._weights = dict(enumerate(ensemble.weights))

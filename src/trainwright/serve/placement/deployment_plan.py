@@ -21,6 +21,7 @@ __all__ = ["BATCHES", "DeploymentPlan", "Instance", "Unit", "digest_of", "fail_o
 _SCHEMA = 2
 BATCHES = tuple(1 << power for power in range(10))
 """Batch sizes that a search tries: 1 to 512 rows."""
+_ROWS = 32  # of a batch that nothing was measured for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,16 +95,18 @@ class DeploymentPlan:
         ensemble: Ensemble,
         devices: str | Iterable[str | Device],
         *,
-        batch: int = 32,
+        batch: int | None = None,
         in_process: bool = False,
     ) -> "DeploymentPlan":
         """Return one instance of each member, on the device that has least to do by then, without any search.
 
         Processes on one group of cores share its threads. Where there are more members than cores, several share a
         process, which computes them in turn. With `in_process` there are no worker processes: the one that serves
-        computes all members in turn, as tests and notebooks like it.
+        computes all members in turn. Batches have 32 rows at most, in this process 512.
         """
         found = parse_devices(devices)
+        if batch is None:
+            batch = BATCHES[-1] if in_process else _ROWS
         if in_process:
             unit = Unit(members=tuple(range(len(ensemble.members))))
             return cls(

@@ -39,6 +39,7 @@ __all__ = ["MOMENT_ROWS", "MOMENT_SECONDS", "InProcessRuntime"]
 _START_SECONDS = 0.2  # for which batches are timed at the start
 MOMENT_SECONDS = 2e-3  # that an event loop may compute, for its other connections wait meanwhile
 MOMENT_ROWS = 64  # of a batch that takes no longer, or threads are worth their hand-over
+_BATCH_SECONDS = 0.05  # beyond which larger batches gain nothing, but take memory and keep others waiting
 _THREADS_GAIN = 1.3  # over one thread that several must show: when others use the cores they lose
 _computing = threading.Lock()  # held by the thread that computes, for any runtime of this process
 
@@ -78,8 +79,17 @@ class InProcessRuntime(Runtime):
         self._thread.start()
 
     def _time_batches(self) -> None:
-        """Choose the threads of an operation, and what an event loop may compute, by the times of batches."""
-        x = np.zeros((self._batch, *self._input_shape), self._dtype)
+        """Choose batch, threads of an operation, and what an event loop may compute, by the times of batches."""
+        x = np.zeros((1, *self._input_shape), self._dtype)
+        self._compute_outputs(x)
+        while len(x) < self._batch:
+            # This thread's own seconds: what else runs here does not make batches small.
+            began = time.thread_time()
+            self._compute_outputs(x)
+            if time.thread_time() - began > _BATCH_SECONDS:
+                break
+            x = np.zeros((min(2 * len(x), self._batch), *x.shape[1:]), x.dtype)
+        self._batch = len(x)
         small = x[: min(self._batch, MOMENT_ROWS)]
         calls = [lambda: self._compute_outputs(small), lambda: self._compute_outputs(x)]
         most = self.plan.instances[0].threads
