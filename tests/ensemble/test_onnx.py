@@ -125,7 +125,7 @@ def test_an_ensemble_loads_without_the_factory(study, tmp_path):
         Ensemble.load(folder)
 
 
-def made(kind="Softmax", domain="", names=("x", "y"), **initial):
+def made(kind="Softmax", domain="", names=("x", "y"), version=8, **initial):
     """Return the bytes of an ONNX file of one node, for rows of three numbers."""
     tensor, helper = onnx.TensorProto, onnx.helper
     node = helper.make_node(kind, [names[0], *initial], [names[1]], domain=domain)
@@ -134,7 +134,7 @@ def made(kind="Softmax", domain="", names=("x", "y"), **initial):
     weights = [onnx.numpy_helper.from_array(value, name) for name, value in initial.items()]
     graph = helper.make_graph([node], "graph", inputs, outputs, weights)
     sets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-    return helper.make_model(graph, opset_imports=sets, ir_version=8)
+    return helper.make_model(graph, opset_imports=sets, ir_version=version)
 
 
 def test_a_file_is_a_member(study, tmp_path):
@@ -163,6 +163,10 @@ def test_a_file_is_a_member(study, tmp_path):
         (b"nothing", "it: model.onnx cannot be loaded by onnxruntime .*allowed: a file of the operators"),
         (made("Teleport", "mine").SerializeToString(), "cannot be loaded by onnxruntime .*Teleport"),
         (made("ArgMax").SerializeToString(), "cannot be loaded|outputs tensor"),
+        (
+            made(version=99).SerializeToString(),
+            r"FAIL : Unsupported model IR version: 99, max supported .*\d\); allowed",
+        ),
     ],
 )
 def test_bad_files(content, sentence):

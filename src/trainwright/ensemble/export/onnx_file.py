@@ -5,6 +5,7 @@ Written from torch networks with `torch.onnx`, or left as they are; computed on 
 
 import io
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -161,7 +162,9 @@ def _relative_difference(one: Array, other: Array) -> float:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+    first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    # Where in onnxruntime's source it was raised says nothing to users, and is longer than what it says.
+    return re.sub(r"/\S+:\d+ .*\) ", "", first)[:200]
 
 
 def _import_runtime() -> Any:
