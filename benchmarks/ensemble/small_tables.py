@@ -2,8 +2,8 @@
 
     python benchmarks/ensemble/small_tables.py --data FOLDER --autogluon VENV/bin/python --results FILE --json
 
-FOLDER is where R's packages are unpacked (see `tables_data.py`); without it, and without AutoGluon's Python, what needs
-them is left out. Per table and seed AutoGluon's `best_quality` is given `--seconds` on one processor, then ours the
+FOLDER is where packages are unpacked (see `tables_data.py`); without it, and without AutoGluon's Python, what needs
+them is left out. Per table and seed AutoGluon's `best_quality` is given `--seconds` of processor time, then ours the
 processor time that it took, for everything: a search of the space of `examples/projects/tabular/networks_and_trees.py`,
 every training row predicted out of fold (eight folds), models measured and left, the ensemble chosen. Searcher and
 settings are the defaults.
@@ -40,7 +40,7 @@ sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples/projects/
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
 from benchmarks.ensemble.datasets import Missing
-from benchmarks.ensemble.tables_data import TABLES, Table, load_table
+from benchmarks.ensemble.tables_data import TABLES, UNSEEN, Table, load_table
 
 __all__ = ["main"]
 
@@ -53,10 +53,10 @@ _METHODS = ("single best", "caruana", "ours", "autogluon")
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--tables", default=",".join(TABLES), help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--tables", default=",".join(TABLES), help=f"of {', '.join(TABLES | UNSEEN)}")
     parser.add_argument("--seeds", default="0", help="such as 0,1")
     parser.add_argument("--seconds", type=float, default=60.0, help="that AutoGluon gets, or ours without it")
-    parser.add_argument("--data", type=Path, default=Path(), help="where packages of R data are unpacked")
+    parser.add_argument("--data", type=Path, default=Path(), help="where packages of data are unpacked")
     parser.add_argument("--autogluon", type=Path, help="a Python that has it")
     parser.add_argument("--kept", type=Path, help="a folder that keeps what AutoGluon came to")
     add_arguments(parser)
