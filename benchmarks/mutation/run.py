@@ -145,10 +145,11 @@ def is_noticed(mutant: Mutant, tests: Sequence[str], source: Path) -> bool | Non
     finally:
         compiled.unlink(missing_ok=True)
         shutil.copy2(mutant.file, changed)
-    if status == 0 or not failing.exists():
-        return status != 0
-    first = failing.read_text(encoding="utf-8").splitlines()[0]
-    return True if _fork_tests([first], source, failing) == 0 else None
+    if status == 0:
+        return False
+    # Where none has failed, they were not loaded, or took too long.
+    again = failing.read_text(encoding="utf-8").splitlines()[:1] if failing.exists() else tests
+    return True if _fork_tests(again, source, failing) == 0 else None
 
 
 class _Failing:

@@ -26,20 +26,6 @@ def test_promises_are_kept(seed):
     assert history.broken == []
 
 
-KEPT = (
-    # A trial was taken over, and the proposal that everybody had read was lost with its writer after a failed sync.
-    "6181:link@36,sync@130,space@150,space@157,write@186,clock@251,space@253,kill@269,write@296,write@323,space@346",
-)
-"""Histories that have broken a promise."""
-
-
-@pytest.mark.parametrize("history", KEPT)
-def test_a_kept_history_keeps_its_promises(history):
-    seed, _, faults = history.partition(":")
-    planned = {int(at): fault for fault, _, at in (each.partition("@") for each in faults.split(","))}
-    assert simulate_history(int(seed), planned).broken == []
-
-
 def test_a_seed_is_one_history():
     """The same faults strike, after the same number of operations: in another process, too."""
     code = (
@@ -56,7 +42,7 @@ def test_a_seed_is_one_history():
 
 
 OFTEN = ("no_sync", "shared_claims", "counted_again", "budget_off_by_one", "state_not_restored")
-"""Bugs that at least one history in five finds; all are tried by the slow test."""
+"""Bugs that a few histories find; all are tried by the slow test."""
 
 
 @pytest.mark.parametrize("bug", OFTEN)

@@ -61,6 +61,19 @@ def test_a_trial_that_another_has_taken_over_is_left_to_it(tmp_path, monkeypatch
         assert (trial.status, trial.holder) == (Status.RUNNING, quicker.writer)
 
 
+def test_a_result_outlives_the_journal_of_who_proposed_its_trial(tmp_path, monkeypatch):
+    """Others read a proposal before it is on the disk, and it may be lost with its writer."""
+    with make(tmp_path / "study") as study:
+        holder = joined(study, "a")
+        begin(study, holder, 0)
+        monkeypatch.setattr(Liveness, "is_dead", lambda self, name, *_: name == holder.writer)
+        study.run(train, trials=1, searcher=tw.RandomSearcher(), engine=HERE, progress=False)
+    (tmp_path / f"study/ledger/journal/{holder.writer}.jsonl").unlink()
+    with tw.Study.open(tmp_path / "study") as study:
+        [trial] = study.trials
+        assert (trial.params, trial.values) == ({"lr": 0.01}, {"loss": 0.01})
+
+
 LATE_NEWS = """
 import os, sys
 import trainwright as tw

@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class SimulatedProcess:
     listings: dict[str, tuple[float, list[str]]] = field(default_factory=dict)
 
 
-class SimulatedFiles:
+class SimulatedFiles(ABC):
     """The seams of `os` and `io` for the files of a folder, and what faults leave of those."""
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -85,9 +86,9 @@ class SimulatedFiles:
         """The file system's time, which is no process's own."""
         return _BEGINNING + self.now
 
+    @abstractmethod
     def operate(self, *kinds: str) -> str:
         """Count an operation, which faults of these kinds may strike; return the one that does."""
-        raise NotImplementedError
 
     def operations_of_os(self) -> dict[str, Callable[..., Any]]:
         """Return what stands for the functions of `os` that get a path or an open file."""

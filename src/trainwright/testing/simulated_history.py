@@ -13,16 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Local
 from trainwright.errors import TrainwrightError
-from trainwright.ledger import DirectoryLedger, Record, State, fold, state_of
-from trainwright.schedule import FixedEpochs, Scheduler
-from trainwright.search import RandomSearcher
+from trainwright.ledger import DirectoryLedger, Record, State, Status, fold, state_of
+from trainwright.schedule import ASHA, FixedEpochs, PromotionRule, Scheduler
+from trainwright.search import GridSearcher, RandomSearcher, Searcher
 from trainwright.space import Float, Space
 from trainwright.study import Study, Worker
 from trainwright.testing.simulated_files import SimulatedProcess
@@ -37,20 +37,29 @@ _WEIGHTS = 20
 _LAZY = frozenset({"proposed", "started", "reported", "decided", "promoted", "note"})
 """Kinds of records that only the loss of power may take (see `JournalWriter`)."""
 _SPACE = Space(x=Float(0, 1))
+_SEARCHERS: tuple[Searcher, ...] = (RandomSearcher(), GridSearcher(points=32))
 
 
-class _Size(NamedTuple):
-    """How large the study of a history is. Most are small: what goes wrong does so between few."""
+class _Setup(NamedTuple):
+    """The study of a history. Most are small: what goes wrong does so between few."""
 
     trials: int
     epochs: int
     workers: int
+    searcher: Searcher
+    rule: PromotionRule
 
     @classmethod
     def of(cls, seed: int) -> Self:
-        draws = random.Random(f"size of {seed}")
-        trials = draws.choices(range(1, _MOST_TRIALS + 1), (4, 3, 2, 1))[0]
-        return cls(trials, draws.choices((1, 2, 3), (3, 5, 2))[0], draws.choices((1, 2, 3), (3, 6, 1))[0])
+        draws = random.Random(f"setup of {seed}")
+        trials = draws.choices(range(1, _MOST_TRIALS + 1), (5, 4, 2, 1))[0]
+        epochs = draws.choices((1, 2, 3), (5, 4, 1))[0]
+        workers = draws.choices((1, 2, 3), (4, 5, 1))[0]
+        rule: PromotionRule = FixedEpochs(epochs)
+        if epochs > 1 and trials > 1 and draws.random() < 0.6:
+            kind: Literal["stopping", "promotion"] = "promotion" if draws.random() < 0.6 else "stopping"
+            rule = ASHA(min_epochs=1, max_epochs=epochs, eta=2, kind=kind)
+        return cls(trials, epochs, workers, _SEARCHERS[draws.randrange(len(_SEARCHERS))], rule)
 
 
 @dataclass(kw_only=True)
@@ -110,17 +119,18 @@ def _train(trial: Trial) -> None:
                 time.sleep(5.0)
                 held |= {"weights": _train_epoch(held["weights"], trial.params["x"], epoch), "epoch": epoch}
                 manager.count()
-                manager.save(wait=True)
+                if epoch % 2 == 0:
+                    manager.save(wait=True)
+            # Saves, too.
             trial.report(loss=math.fsum(held["weights"]))
 
 
-def _make_worker(size: _Size, folder: Path, acknowledged: _Acknowledged, process: SimulatedProcess) -> None:
+def _make_worker(setup: _Setup, folder: Path, acknowledged: _Acknowledged, process: SimulatedProcess) -> None:
     ledger = _WatchedLedger(folder / "ledger", process, acknowledged)
-    study = Study(_SPACE, "min loss", directory=folder, ledger=ledger, searcher=RandomSearcher())
+    study = Study(_SPACE, "min loss", directory=folder, ledger=ledger, searcher=setup.searcher)
     process.beat = ledger.heartbeat
-    scheduler = Scheduler(FixedEpochs(size.epochs))
-    Worker(where=study, train=_train, scheduler=scheduler, engine=Local(workers=0), rank=0).run(
-        trials=size.trials, progress=False
+    Worker(where=study, train=_train, scheduler=Scheduler(setup.rule), engine=Local(workers=0), rank=0).run(
+        trials=setup.trials, progress=False
     )
     study.close()
 
@@ -131,31 +141,36 @@ def plan_faults(seed: int) -> dict[int, str]:
     Each history has favourites among the kinds, drawn too: so every few kinds meet each other somewhere, often. What
     ends a process is drawn half as often as the rest.
     """
-    draws, size = random.Random(f"faults of {seed}"), _Size.of(seed)
+    draws, setup = random.Random(f"faults of {seed}"), _Setup.of(seed)
     favours = [draws.random() ** 2 * (0.5 if fault in LETHAL else 1.0) for fault in FAULTS]
-    # A study without faults takes some 300 operations and 70 for each epoch.
-    places = draws.sample(range(25, 100 + 40 * size.trials * size.epochs), draws.randint(MANY_FAULTS + 3, 15))
+    # A study without faults takes some 200 operations and 70 for each epoch.
+    places = draws.sample(range(25, 100 + 40 * setup.trials * setup.epochs), draws.randint(MANY_FAULTS + 1, 13))
     return dict(zip(places, draws.choices(FAULTS, favours, k=len(places)), strict=True))
 
 
 @cache
-def _run_alone() -> dict[int, object]:
-    """Return the proposals of a process alone, by number: what a replay of the decisions must come to.
+def _run_alone() -> dict[Searcher, dict[int, object]]:
+    """Return what each searcher proposes to a process alone, by number: what a replay of the decisions must come to.
 
     It also loads all modules, since no process may wait for the lock of another's late import.
     """
-    folder = Path(tempfile.mkdtemp(prefix="trainwright-simulation-"))
-    with SimulatedMachine(0, {}, folder) as machine:
-        machine.start("alone", lambda process: _make_worker(_Size(_MOST_TRIALS, 1, 1), folder, [], process))
-        machine.run()
-    state = state_of(DirectoryLedger(folder / "ledger"))
-    shutil.rmtree(folder, ignore_errors=True)
-    return {number: trial.params for number, trial in state.trials.items()}
+    proposals: dict[Searcher, dict[int, object]] = {}
+    for searcher in _SEARCHERS:
+        setup = _Setup(_MOST_TRIALS, 1, 1, searcher, FixedEpochs(1))
+        folder = Path(tempfile.mkdtemp(prefix="trainwright-simulation-"))
+        with SimulatedMachine(0, {}, folder) as machine:
+            machine.start("alone", partial(_make_worker, setup, folder, []))
+            machine.run()
+        state = state_of(DirectoryLedger(folder / "ledger"))
+        shutil.rmtree(folder, ignore_errors=True)
+        proposals[searcher] = {number: trial.params for number, trial in state.trials.items()}
+    return proposals
 
 
 def simulate_history(seed: int, planned: dict[int, str]) -> History:
     """Run the history of a seed with these faults in a folder of its own, and check the promises."""
-    proposals = _run_alone()
+    setup = _Setup.of(seed)
+    proposals = _run_alone()[setup.searcher]
     history = History(seed=seed, planned=planned)
     # In memory where that is possible: all syncs are simulated.
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 -- a folder of its own is made there
@@ -164,30 +179,30 @@ def simulate_history(seed: int, planned: dict[int, str]) -> History:
     try:
         with SimulatedMachine(seed, planned, folder) as machine:
             try:
-                _run_workers(machine, folder, acknowledged, history)
+                _run_workers(machine, setup, folder, acknowledged, history)
             except Stalled as error:
                 history.broken.append(f"the study is not finished: {error}")
             history.happened, history.operations = machine.happened, machine.operations
         # What a failed sync leaves in doubt is written again, unless the process dies before.
         power = "power" in history.happened.values()
         excused = {one for one in machine.processes if power or (one.dead and one.sync_failed)}
-        size = _Size.of(seed)
-        history.broken += _find_broken_promises(size.trials, folder, acknowledged, proposals, excused)
+        history.broken += _find_broken_promises(setup, folder, acknowledged, proposals, excused)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return history
 
 
-def _run_workers(machine: SimulatedMachine, folder: Path, acknowledged: _Acknowledged, history: History) -> None:
+def _run_workers(
+    machine: SimulatedMachine, setup: _Setup, folder: Path, acknowledged: _Acknowledged, history: History
+) -> None:
     """Let workers work until none is left to replace, then one without faults."""
-    size = _Size.of(history.seed)
 
     def body(process: SimulatedProcess) -> None:
-        _make_worker(size, folder, acknowledged, process)
+        _make_worker(setup, folder, acknowledged, process)
 
-    processes = [machine.start(f"worker {number}", body) for number in range(size.workers)]
+    processes = [machine.start(f"worker {number}", body) for number in range(setup.workers)]
     while True:
-        machine.run(lambda: sum(not one.ended for one in processes) == size.workers)
+        machine.run(lambda: sum(not one.ended for one in processes) == setup.workers)
         if any(one.ended and not one.dead and one.error is None for one in processes):
             break
         if len(processes) >= _MOST_WORKERS:
@@ -206,13 +221,13 @@ def _run_workers(machine: SimulatedMachine, folder: Path, acknowledged: _Acknowl
 
 
 def _find_broken_promises(
-    trials: int,
+    setup: _Setup,
     folder: Path,
     acknowledged: _Acknowledged,
     proposals: Mapping[int, object],
     excused: AbstractSet[SimulatedProcess],
 ) -> list[str]:
-    """Return which promises a finished study of so many trials breaks; who is `excused` may have lost lazy records."""
+    """Return which promises a finished study breaks; who is `excused` may have lost lazy records."""
     ledger = DirectoryLedger(folder / "ledger")
     records, _ = ledger.read()
     state = fold(records)
@@ -224,8 +239,8 @@ def _find_broken_promises(
         # What a failed sync left in doubt was written again, under another name.
         and not any((record.kind, record.body, record.trial) == (one.kind, one.body, one.trial) for one in records)
     ]
-    if state.results != trials:
-        broken.append(f"the budget is {trials} results, there are {state.results}")
+    if state.results != setup.trials:
+        broken.append(f"the budget is {setup.trials} results, there are {state.results}")
     counted = sum(trial.has_result for trial in state.trials.values())
     if counted != state.results:
         broken.append(f"{state.results} results are counted, {counted} trials have one")
@@ -241,7 +256,7 @@ def _find_broken_promises(
             broken.append(f"lease {lease} of trial {number} was started by {times} workers")
     for number, trial in sorted(state.trials.items()):
         if trial.has_result:
-            broken += _check_trial(state, number)
+            broken += _check_trial(state, number, setup.epochs)
         if number in proposals and trial.params != proposals[number]:
             broken.append(f"trial {number} is {trial.params}, a replay proposes {proposals[number]}")
     # A reader may see them in this order as well.
@@ -251,9 +266,11 @@ def _find_broken_promises(
     return broken
 
 
-def _check_trial(state: State, number: int) -> Iterator[str]:
-    """Yield what is wrong with a result: the proposal, or a report that an uninterrupted training had not made."""
+def _check_trial(state: State, number: int, epochs: int) -> Iterator[str]:
+    """Yield what is wrong with a result: proposal, epochs, or a report that an uninterrupted training had not made."""
     trial = state.trials[number]
+    if (trial.epoch == epochs) != (trial.status is Status.COMPLETE):
+        yield f"trial {number} is {trial.status} after {trial.epoch} of {epochs} epochs"
     if "x" not in trial.params:
         yield f"trial {number} has a result, but its proposal is lost"
         return

@@ -243,13 +243,13 @@ class SimulatedMachine(SimulatedFiles):
         folder = self.folder
 
         def either(place: Any, *arguments: Any, **settings: Any) -> Any:
-            if get_ident() != self._thread:
-                return real(place, *arguments, **settings)
-            if isinstance(place, int):
-                ours = place in self.running.paths
-            else:
-                place = os.fspath(place)
-                ours = isinstance(place, str) and place.startswith(folder)
+            ours = False
+            if get_ident() == self._thread:
+                if type(place) is int:
+                    ours = place in self.running.paths
+                else:
+                    place = os.fspath(place)
+                    ours = type(place) is str and place.startswith(folder)
             return (simulated if ours else real)(place, *arguments, **settings)
 
         return either

@@ -3,11 +3,11 @@
     python -m trainwright.testing.simulation --seeds 1000000 --jobs 2 --results histories.json
     python -m trainwright.testing.simulation --replay 5f3a9c1e:17:kill@70,rot@300
 
-One seed, one history: workers of a team train a few trials with checkpoints; each of the faults of `FAULTS` may strike
-at any operation; dead workers are replaced. At the end a worker without faults finishes the study, and a checker that
-knows only the promises reads what is there. With `--results` the count is kept as it grows: the same command, given
-again, continues where it was interrupted. A history that breaks a promise is made shorter, fault by fault, and printed
-as what `--replay` takes.
+One seed, one history: workers of a team train a few trials with checkpoints, by a searcher and a rule that are drawn as
+well; each of the faults of `FAULTS` may strike at any operation; dead workers are replaced. At the end a worker without
+faults finishes the study, and a checker that knows only the promises reads what is there. With `--results` the count is
+kept as it grows: the same command, given again, continues where it was interrupted. A history that breaks a promise is
+made shorter, fault by fault, and printed as what `--replay` takes.
 """
 # ruff: noqa: T201 -- a command of its own
 
