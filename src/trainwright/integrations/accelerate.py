@@ -34,7 +34,13 @@ def epochs(trial: Trial, accelerator: Accelerator, count: int | None = None) -> 
         )
 
     def write(path: Path) -> None:
-        accelerator.save_state(str(path))
+        project = accelerator.project_configuration
+        # It would name the folder itself, and leave the one that is asked for empty.
+        named, project.automatic_checkpoint_naming = project.automatic_checkpoint_naming, False
+        try:
+            accelerator.save_state(str(path))
+        finally:
+            project.automatic_checkpoint_naming = named
         # What accelerate leaves out: where the order of each loader stands. Equal on all ranks.
         if trial.rank == 0:
             torch.save([_loader_state(loader) for loader in loaders], path / _LOADERS)

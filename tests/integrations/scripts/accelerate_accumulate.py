@@ -5,7 +5,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.accelerate import epochs  # tw
+from trainwright.integrations.accelerate import epochs
 
 
 def train(trial):
@@ -20,7 +20,7 @@ def train(trial):
     optimizer = torch.optim.SGD(model.parameters(), lr=trial.params["lr"], momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.7)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    for _epoch in epochs(trial, accelerator, 4):  # tw
+    for _epoch in epochs(trial, accelerator, 4):
         for inputs, labels in loader:
             with accelerator.accumulate(model):
                 loss = nn.functional.mse_loss(model(inputs + 0.01 * torch.randn_like(inputs))[:, 0], labels)
@@ -31,4 +31,4 @@ def train(trial):
                 schedule.step()
                 optimizer.zero_grad()
         with torch.no_grad():
-            trial.report(val_loss=nn.functional.mse_loss(model(x)[:, 0], x.sum(1)))  # tw
+            trial.report(val_loss=nn.functional.mse_loss(model(x)[:, 0], x.sum(1)))

@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.accelerate import epochs  # tw
+from trainwright.integrations.accelerate import epochs
 
 
 class Average:
@@ -37,7 +37,7 @@ def train(trial):
     average = Average(model)
     accelerator.register_for_checkpointing(average)
     model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
-    for _epoch in epochs(trial, accelerator, 4):  # tw
+    for _epoch in epochs(trial, accelerator, 4):
         for inputs, labels in loader:
             optimizer.zero_grad()
             accelerator.backward(nn.functional.mse_loss(model(inputs)[:, 0], labels))
@@ -45,4 +45,4 @@ def train(trial):
             average.update()
         found = [accelerator.gather_for_metrics((model(a)[:, 0] - b).square()) for a, b in held_out]
         drift = sum((w - p).abs().sum() for w, p in zip(average.weights, model.parameters(), strict=True))
-        trial.report(val_loss=torch.cat(found).mean(), drift=drift)  # tw
+        trial.report(val_loss=torch.cat(found).mean(), drift=drift)

@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.accelerate import epochs  # tw
+from trainwright.integrations.accelerate import epochs
 
 
 def train(trial):
@@ -15,7 +15,7 @@ def train(trial):
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=trial.params["lr"])
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for _epoch in epochs(trial, accelerator, 4):  # tw
+    for _epoch in epochs(trial, accelerator, 4):
         model.train()
         for inputs, labels in loader:
             optimizer.zero_grad()
@@ -24,4 +24,4 @@ def train(trial):
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            trial.report(val_loss=nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()))  # tw
+            trial.report(val_loss=nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()))

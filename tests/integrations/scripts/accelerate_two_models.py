@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.accelerate import epochs  # tw
+from trainwright.integrations.accelerate import epochs
 
 
 def train(trial):
@@ -19,7 +19,7 @@ def train(trial):
     first = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], lr=trial.params["lr"])
     second = torch.optim.SGD(head.parameters(), lr=trial.params["lr"])
     adapted, head, first, second, loader = accelerator.prepare(adapted, head, first, second, loader)
-    for _epoch in epochs(trial, accelerator, 4):  # tw
+    for _epoch in epochs(trial, accelerator, 4):
         adapted.train()
         for step, (inputs, labels) in enumerate(loader):
             optimizer = (first, second)[step % 2]
@@ -30,4 +30,4 @@ def train(trial):
             second.zero_grad()
         adapted.eval()
         with torch.no_grad():
-            trial.report(val_loss=nn.functional.mse_loss(head(adapted(x))[:, 0], x[:, :2].sum(1)))  # tw
+            trial.report(val_loss=nn.functional.mse_loss(head(adapted(x))[:, 0], x[:, :2].sum(1)))

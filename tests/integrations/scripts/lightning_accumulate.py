@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.lightning import TrialCallback  # tw
+from trainwright.integrations.lightning import TrialCallback
 
 
 class Model(L.LightningModule):
@@ -36,7 +36,7 @@ def train(trial):
         gradient_clip_val=1.0,
         check_val_every_n_epoch=2,
         logger=False,
-        callbacks=[TrialCallback(trial)],  # tw
+        callbacks=[TrialCallback(trial)],
     )
     loaders = DataLoader(data, 8, shuffle=True), DataLoader(data, 48)
-    trainer.fit(Model(trial.params["lr"]), *loaders, ckpt_path=trial.resume_from)  # tw
+    trainer.fit(Model(trial.params["lr"]), *loaders, ckpt_path=trial.resume_from)

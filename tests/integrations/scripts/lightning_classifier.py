@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.lightning import TrialCallback  # tw
+from trainwright.integrations.lightning import TrialCallback
 
 
 class Classifier(L.LightningModule):
@@ -41,5 +41,5 @@ def loaders():
 
 def train(trial):
     model = Classifier(trial.params["lr"])
-    trainer = L.Trainer(max_epochs=4, accelerator="cpu", callbacks=[TrialCallback(trial)], logger=False)  # tw
-    trainer.fit(model, *loaders(), ckpt_path=trial.resume_from)  # tw
+    trainer = L.Trainer(max_epochs=4, accelerator="cpu", callbacks=[TrialCallback(trial)], logger=False)
+    trainer.fit(model, *loaders(), ckpt_path=trial.resume_from)

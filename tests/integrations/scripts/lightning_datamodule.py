@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.lightning import TrialCallback  # tw
+from trainwright.integrations.lightning import TrialCallback
 
 
 class Waves(L.LightningDataModule):
@@ -46,6 +46,6 @@ def train(trial):
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
-        callbacks=[TrialCallback(trial)],  # tw
+        callbacks=[TrialCallback(trial)],
     )
-    trainer.fit(Regressor(trial.params["lr"]), datamodule=Waves(), ckpt_path=trial.resume_from)  # tw
+    trainer.fit(Regressor(trial.params["lr"]), datamodule=Waves(), ckpt_path=trial.resume_from)

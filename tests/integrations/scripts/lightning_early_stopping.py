@@ -6,7 +6,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.lightning import TrialCallback  # tw
+from trainwright.integrations.lightning import TrialCallback
 
 
 class Model(L.LightningModule):
@@ -32,12 +32,12 @@ class Model(L.LightningModule):
 def train(trial):
     x = torch.randn(80, 6, generator=torch.Generator().manual_seed(4))
     data = TensorDataset(x, (x[:, 0] > 0).long())
-    best = ModelCheckpoint(dirpath=trial.folder / "best", monitor="val_loss")
+    best = ModelCheckpoint(monitor="val_loss")
     trainer = L.Trainer(
         max_epochs=5,
         accelerator="cpu",
         logger=False,
-        callbacks=[EarlyStopping("val_loss", patience=2), best, TrialCallback(trial)],  # tw
+        callbacks=[EarlyStopping("val_loss", patience=2), best, TrialCallback(trial)],
     )
     loaders = DataLoader(data, 16, shuffle=True), DataLoader(data, 40)
-    trainer.fit(Model(trial.params["lr"]), *loaders, ckpt_path=trial.resume_from)  # tw
+    trainer.fit(Model(trial.params["lr"]), *loaders, ckpt_path=trial.resume_from)

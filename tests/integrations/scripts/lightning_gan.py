@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright.integrations.lightning import TrialCallback  # tw
+from trainwright.integrations.lightning import TrialCallback
 
 
 class Gan(L.LightningModule):
@@ -47,9 +47,9 @@ class Gan(L.LightningModule):
 
 def train(trial):
     real = TensorDataset(2 + torch.randn(64, 1, generator=torch.Generator().manual_seed(2)))
-    trainer = L.Trainer(max_epochs=4, accelerator="cpu", callbacks=[TrialCallback(trial)], logger=False)  # tw
+    trainer = L.Trainer(max_epochs=4, accelerator="cpu", callbacks=[TrialCallback(trial)], logger=False)
     loaders = DataLoader(real, 16, shuffle=True), DataLoader(real, 64)
-    trainer.fit(Gan(trial.params["lr"]), *loaders, ckpt_path=trial.resume_from)  # tw
+    trainer.fit(Gan(trial.params["lr"]), *loaders, ckpt_path=trial.resume_from)
 
 
 OBJECTIVE = "min gap"

@@ -3,7 +3,7 @@
 import lightning as L
 from lightning_classifier import Classifier, loaders
 
-from trainwright.integrations.lightning import TrialCallback  # tw
+from trainwright.integrations.lightning import TrialCallback
 
 
 def train(trial):
@@ -13,6 +13,6 @@ def train(trial):
         strategy="ddp",
         num_nodes=trial.world_size,
         logger=False,
-        callbacks=[TrialCallback(trial)],  # tw
+        callbacks=[TrialCallback(trial)],
     )
-    trainer.fit(Classifier(trial.params["lr"]), *loaders(), ckpt_path=trial.resume_from)  # tw
+    trainer.fit(Classifier(trial.params["lr"]), *loaders(), ckpt_path=trial.resume_from)

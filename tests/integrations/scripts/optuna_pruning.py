@@ -24,4 +24,4 @@ def objective(trial):
     return loss
 
 
-train = tw.from_optuna(objective)  # tw
+train = tw.from_optuna(objective)

@@ -11,8 +11,8 @@ def train(trial):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=trial.params["lr"])
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    run = trial.prepare(model, optimizer, loader, schedule=schedule)  # tw
-    for _epoch in trial.epochs(4):  # tw
+    run = trial.prepare(model, optimizer, loader, schedule=schedule)
+    for _epoch in trial.epochs(4):
         model.train()
         for inputs, labels in run.loader:
             optimizer.zero_grad()
@@ -21,4 +21,4 @@ def train(trial):
         schedule.step()
         model.eval()
         with torch.no_grad():
-            trial.report(val_loss=nn.functional.mse_loss(run.model(x)[:, 0], x.sum(1)))  # tw
+            trial.report(val_loss=nn.functional.mse_loss(run.model(x)[:, 0], x.sum(1)))

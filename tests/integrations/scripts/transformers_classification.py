@@ -3,7 +3,7 @@
 from tiny_text import bert, sentences
 from transformers import Trainer, TrainingArguments
 
-from trainwright.integrations.transformers import TrialCallback  # tw
+from trainwright.integrations.transformers import TrialCallback
 
 
 def train(trial):
@@ -19,8 +19,8 @@ def train(trial):
         disable_tqdm=True,
     )
     data, held_out = sentences(), sentences(32, seed=1)
-    trainer = Trainer(bert(), args, train_dataset=data, eval_dataset=held_out, callbacks=[TrialCallback(trial)])  # tw
-    trainer.train(resume_from_checkpoint=trial.resume_from)  # tw
+    trainer = Trainer(bert(), args, train_dataset=data, eval_dataset=held_out, callbacks=[TrialCallback(trial)])
+    trainer.train(resume_from_checkpoint=trial.resume_from)
 
 
 OBJECTIVE = "min eval_loss"

@@ -3,7 +3,7 @@
 from tiny_text import gpt, texts
 from transformers import Trainer, TrainingArguments
 
-from trainwright.integrations.transformers import TrialCallback  # tw
+from trainwright.integrations.transformers import TrialCallback
 
 
 def train(trial):
@@ -21,8 +21,8 @@ def train(trial):
         disable_tqdm=True,
     )
     trainer = Trainer(gpt(), args, train_dataset=texts(), eval_dataset=texts(12, seed=1))
-    trainer.add_callback(TrialCallback(trial))  # tw
-    trainer.train(resume_from_checkpoint=trial.resume_from)  # tw
+    trainer.add_callback(TrialCallback(trial))
+    trainer.train(resume_from_checkpoint=trial.resume_from)
 
 
 OBJECTIVE = "min eval_loss"

@@ -3,7 +3,7 @@
 from tiny_text import bert, sentences
 from transformers import Trainer, TrainingArguments
 
-from trainwright.integrations.transformers import TrialCallback  # tw
+from trainwright.integrations.transformers import TrialCallback
 
 
 def accuracy(predictions):
@@ -12,7 +12,7 @@ def accuracy(predictions):
 
 def train(trial):
     args = TrainingArguments(
-        output_dir=str(trial.folder / "out"),
+        output_dir="out",
         learning_rate=trial.params["lr"],
         num_train_epochs=4,
         per_device_train_batch_size=16,
@@ -31,9 +31,9 @@ def train(trial):
         train_dataset=sentences(),
         eval_dataset=sentences(32, seed=1),
         compute_metrics=accuracy,
-        callbacks=[TrialCallback(trial)],  # tw
+        callbacks=[TrialCallback(trial)],
     )
-    trainer.train(resume_from_checkpoint=trial.resume_from)  # tw
+    trainer.train(resume_from_checkpoint=trial.resume_from)
     trainer.evaluate()
 
 

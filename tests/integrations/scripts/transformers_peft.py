@@ -4,7 +4,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from tiny_text import bert, sentences
 from transformers import Trainer, TrainingArguments, set_seed
 
-from trainwright.integrations.transformers import TrialCallback  # tw
+from trainwright.integrations.transformers import TrialCallback
 
 
 def train(trial):
@@ -25,8 +25,8 @@ def train(trial):
         label_names=["labels"],
     )
     data, held_out = sentences(), sentences(32, seed=1)
-    trainer = Trainer(model, args, train_dataset=data, eval_dataset=held_out, callbacks=[TrialCallback(trial)])  # tw
-    trainer.train(resume_from_checkpoint=trial.resume_from)  # tw
+    trainer = Trainer(model, args, train_dataset=data, eval_dataset=held_out, callbacks=[TrialCallback(trial)])
+    trainer.train(resume_from_checkpoint=trial.resume_from)
 
 
 OBJECTIVE = "min eval_loss"

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from trainwright.integrations.transformers import TrialCallback  # tw
+from trainwright.integrations.transformers import TrialCallback
 
 
 class Net(nn.Module):
@@ -45,9 +45,9 @@ def train(trial):
         train_dataset=rows[:48],
         eval_dataset=rows[48:],
         optimizers=(optimizer, schedule),
-        callbacks=[TrialCallback(trial)],  # tw
+        callbacks=[TrialCallback(trial)],
     )
-    trainer.train(resume_from_checkpoint=trial.resume_from)  # tw
+    trainer.train(resume_from_checkpoint=trial.resume_from)
 
 
 OBJECTIVE = "min eval_loss"
