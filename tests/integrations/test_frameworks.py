@@ -25,7 +25,13 @@ ALONE = {
         "transformers_subclass",
     ],
     "peft": ["transformers_peft", "accelerate_two_models"],
-    "accelerate": ["accelerate_loop", "accelerate_accumulate", "accelerate_average", "accelerate_complete"],
+    "accelerate": [
+        "accelerate_loop",
+        "accelerate_accumulate",
+        "accelerate_average",
+        "accelerate_complete",
+        "accelerate_batch_size",
+    ],
     "torch": ["torch_prepare", "torch_own_files", "optuna_pruning"],
 }
 RANKS = {name: [f"{name}_ranks"] for name in ("accelerate", "lightning", "transformers")}

@@ -314,7 +314,9 @@ class Trial:
         Returns `resume_from`, from which the caller restores; `epochs` goes on behind it. A report that it knows and
         the ledger does not is sent first, which may end the trial here, quietly.
         """
-        if self._files is not None or (self._checkpoints is not None and self._checkpoints.manager is not None):
+        # A training that begins anew within its loop, such as one that ran out of memory, saves its new objects.
+        twice = self._files is not None and not self._in_work
+        if twice or (self._checkpoints is not None and self._checkpoints.manager is not None):
             raise TrialError(f"trial {self.number}: its checkpoints are saved already; use one way, and once")
         if self.assignment.directory is None:
             return None
@@ -322,9 +324,10 @@ class Trial:
         found = newest_checkpoint(self.folder)
         if found is None:
             return None
+        known = max(self._reported, self.assignment.reported_epoch)
         self._epoch = self._reported = found.report["epoch"]
         self._last = found.metrics
-        if self._reported > self.assignment.reported_epoch:
+        if self._reported > known:
             names = {"epoch": self._reported, "step": found.report["step"], "metrics": found.metrics}
             late = facts.reported(self.number, self.assignment.lease, **names, wall_seconds=0.0)
             self._send([found.record(self.assignment), late])
