@@ -20,6 +20,7 @@ SLOW = {
     "checkpoints.md": "tests/checkpoint, tests/cli/test_checkpoint_command.py",
     "elastic.md": "tests/study/test_resizing.py, tests/train/test_elastic.py",
     "ensembles.md": "tests/ensemble, tests/test_examples.py",
+    "gallery.md": "tests/cli/test_figure_command.py",
     "get-started.md": "README.md, tests/test_projects.py, and the pages that it leads to",
     "hpc.md": "tests/study/test_workers.py",
     "interop.md": "tests/report/test_exports.py, tests/search/test_optuna_searcher.py, tests/space/test_configspace.py",
