@@ -19,7 +19,7 @@ def train(trial: tw.Trial) -> None:
 if __name__ == "__main__":
     space = tw.Space(rate=tw.Float(0.001, 1.0, log=True))
     study = tw.Study(space, objectives="min loss", directory="runs/local", seed=1)
-    engine = tw.Local(workers=2, timeout_seconds=5)
+    engine = tw.Local(workers=2, timeout_seconds=15)
     study.run(train, trials=12, searcher=tw.QuasiRandomSearcher(), engine=engine)
     print(f"{study.state.results} results, best rate {study.best.params['rate']:.3f}")
     for trial in study.trials:
