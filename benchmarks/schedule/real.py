@@ -158,8 +158,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             continue
         sys.path.append(str(ROOT / "tests" / "study"))
         slurm = importlib.import_module("clusters")
-        with tempfile.TemporaryDirectory() as folder, slurm.slurm_of(Path(folder), nodes=2) as environment:
-            launcher = (environment, ("srun", "-N", "2", "--ntasks-per-node=1", "--overcommit"))
+        with tempfile.TemporaryDirectory() as folder, slurm.slurm_of(Path(folder), nodes=2) as two_nodes:
+            launcher = (two_nodes.environment, ("srun", "-N", "2", "--ntasks-per-node=1", "--overcommit"))
             rows += measure(engine, launcher, arguments.trials, arguments.epoch_seconds)
     numbers: dict[str, float] = {}
     for engine, policy, _, measured, simulated, *_ in rows:

@@ -156,8 +156,8 @@ def slurm(tmp_path, monkeypatch):
             [shutil.which(name), *arguments], check=True, capture_output=True, text=True, cwd=tmp_path
         ).stdout  # fmt: skip
 
-    with slurm_of(tmp_path) as environment:
-        for name, value in environment.items():
+    with slurm_of(tmp_path) as slurm:
+        for name, value in slurm.environment.items():
             monkeypatch.setenv(name, value)
         yield call
 

@@ -51,8 +51,14 @@ def test_a_study_of_several_jobs(tmp_path, torch):
     (tmp_path / "study.toml").write_text(FILE.format(path=Path(sys.executable).parent))
     (tmp_path / "study.pace").write_text("0.1")
     paths = os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE)])
-    with slurm_of(tmp_path / "slurm", nodes=2) as environment:
-        own = {**os.environ, **environment, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "WITHIN_STEPS": str(STEPS)}
+    with slurm_of(tmp_path / "slurm", nodes=2) as slurm:
+        own = {
+            **os.environ,
+            **slurm.environment,
+            "PYTHONPATH": paths,
+            "OMP_NUM_THREADS": "1",
+            "WITHIN_STEPS": str(STEPS),
+        }
 
         def trainwright(*words):
             command = [sys.executable, "-m", "trainwright", *words, "--json"]

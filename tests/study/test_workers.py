@@ -413,7 +413,7 @@ def slurm(tmp_path):
     """Start Slurm on this one node."""
     if why := missing_for_slurm():
         pytest.skip(why)
-    with slurm_of(tmp_path) as environment, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
+    with slurm_of(tmp_path) as slurm, pytest.MonkeyPatch.context() as patch:
+        for name, value in slurm.environment.items():
             patch.setenv(name, value)
         yield
