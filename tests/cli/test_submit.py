@@ -107,6 +107,8 @@ def test_a_chain_until_the_study_is_done(site):
     assert queued(site) == [17, 18, 19], "its successor, 20, is cancelled"
     words = (site / "queue/run").read_text().split()
     assert words[:4] == ["--kill-on-bad-exit=0", "trainwright", "worker", str(site / "study.toml")]
+    # Its log says why it leaves, and which trials begin anew.
+    assert "--quiet" not in words
 
 
 @pytest.mark.parametrize("status", [1, 2])
@@ -184,7 +186,7 @@ def test_a_script_for_another_system_is_written(site):
         ("minutes = 90", "", "study.toml, [job]: 'minutes' is missing (time limit of one job)"),
         ("nodes = 2", "nodes = 0", "nodes: got 0; allowed: a whole number >= 1"),
         ("nodes = 2", "nodse = 2", "'nodes'"),
-        ("nodes = 2", "nodes = 2\ngang = 4", "gang: got 4, larger than the 2 tasks of a job; give nodes = 4"),
+        ("nodes = 2", "nodes = 2\ngang = 4", "gang: got 4, larger than a job, which has 2 tasks; give nodes = 4"),
         ("nodes = 2", "nodes = 4\ngang = 3", "gang: got 3, which does not divide the 4 tasks of a job"),
         ("nodes = 2", 'nodes = 2\nrequests = ["--no-requeue"]', "requests: got --no-requeue, but a job that is"),
         ("nodes = 2", 'environment = ["a\\nb"]', "got a text of several lines"),

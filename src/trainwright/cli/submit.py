@@ -17,6 +17,7 @@ from trainwright.cli.command import Argument, Option, Result, options_of
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError, StudyError, TrainwrightError
 from trainwright.publishing import write_file
+from trainwright.report.formatting import count
 from trainwright.settings import Settings, settings_of
 from trainwright.validators import each, instance_of, integer, number, one_of, optional, text
 
@@ -63,8 +64,8 @@ class Job(Settings, error=StudyError, label=""):
         tasks = self.nodes * self.tasks_per_node
         if self.gang > tasks:
             raise StudyError(
-                f"gang: got {self.gang}, larger than the {tasks} tasks of a job; give nodes = {self.gang}, or a "
-                f"gang of {tasks} at most"
+                f"gang: got {self.gang}, larger than a job, which has {count(tasks, 'task')}; give "
+                f"nodes = {self.gang}, or a gang of {tasks} at most"
             )
         if tasks % self.gang:
             raise StudyError(
@@ -115,7 +116,7 @@ def make_script(job: Job, file: Path, folder: Path) -> str:
     mark = requests[0].partition(" ")[0]
     options = [] if job.workers is None else ["--workers", str(job.workers)]
     options += ["--gang", str(job.gang)] if job.gang > 1 else []
-    worker = ["trainwright", "worker", str(file), *options, "--grace", f"{job.grace_seconds:g}", "--quiet"]
+    worker = ["trainwright", "worker", str(file), *options, "--grace", f"{job.grace_seconds:g}"]
     # Where no end is known the worker leaves by its own clock, which starts later than the job's; Slurm tells it.
     clock = "" if job.system == "slurm" else f" --wall-seconds $(({60 * job.minutes} - SECONDS))"
     if job.container is not None:
