@@ -84,7 +84,8 @@ JOB = """\
 #!/bin/bash
 #SBATCH {shape} --time={minutes} --requeue --open-mode=append --output={log}
 date +%s.%N >> {folder}/starts
-srun --kill-on-bad-exit=0 bash -c '{python} -m trainwright worker {file} --workers {workers} {options}; exit $?'
+worker="{python} -m trainwright worker {file} --workers {workers} {options}"
+srun --no-kill --kill-on-bad-exit=0 bash -c "$worker; exit \\$?"
 """
 
 

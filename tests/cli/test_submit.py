@@ -106,7 +106,7 @@ def test_a_chain_until_the_study_is_done(site):
     assert run_job(script, 19, 0) == 0
     assert queued(site) == [17, 18, 19], "its successor, 20, is cancelled"
     words = (site / "queue/run").read_text().split()
-    assert words[:4] == ["--kill-on-bad-exit=0", "trainwright", "worker", str(site / "study.toml")]
+    assert words[:5] == ["--no-kill", "--kill-on-bad-exit=0", "trainwright", "worker", str(site / "study.toml")]
     # Its log says why it leaves, and which trials begin anew.
     assert "--quiet" not in words
 
@@ -151,7 +151,7 @@ def test_status_of_jobs(site):
 @pytest.mark.parametrize(
     ("system", "lines"),
     [
-        ("slurm", ["#SBATCH --nodes=2", "#SBATCH --gpus-per-node=4", "#SBATCH --time=90", "#SBATCH --qos=long"]),
+        ("slurm", ["#SBATCH --no-kill", "#SBATCH --qos=long", "#SBATCH --gpus-per-node=4", "#SBATCH --time=90"]),
         ("pbs", ["#PBS -l select=2:ncpus=16:ngpus=4:mpiprocs=2", "#PBS -l walltime=01:30:00", "#PBS --qos=long"]),
         ("lsf", ["#BSUB -n 4", '#BSUB -R "span[ptile=2] affinity[core(8)]"', "#BSUB -W 01:30"]),
         ("flux", ["#flux: --nodes=2", "#flux: --time-limit=90m"]),

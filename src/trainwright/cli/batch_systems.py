@@ -49,8 +49,9 @@ def _slurm(job: "Job", folder: str) -> list[str]:
         "--time=": job.minutes,
         "--account=": job.account,
         "--partition=": job.partition,
-        # A job that is preempted keeps its number and begins again.
+        # A job that is preempted keeps its number and begins again; one that loses a node keeps the others.
         "--requeue": True,
+        "--no-kill": True,
         "--open-mode=append --output=": f"{folder}/%j.log",
     }
     return _lines("#SBATCH", options)
@@ -112,7 +113,7 @@ SYSTEMS: Mapping[str, BatchSystem] = {
         successor='sbatch --parsable --dependency="afterany:$SLURM_JOB_ID" {script}',
         cancel="scancel",
         # From 22.05 on a step does not take the job's processors by itself.
-        launch="srun --kill-on-bad-exit=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}",
+        launch="srun --no-kill --kill-on-bad-exit=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}",
         restarts="${SLURM_RESTART_COUNT:-0}",
     ),
     "pbs": BatchSystem(
