@@ -55,7 +55,7 @@ HEADER = (
     "repeated",
     "most at once",
     "job to first step, s",
-    "of it resume, s",
+    "resume, s",
     "blamed, abandoned",
     "equal weights",
 )
