@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from trainwright.errors import UnsupportedModel
 from trainwright.model.chain import NOT_ALL_AT_ONCE, Chain, Option, Stage, with_least_peaks
 from trainwright.model.trace.step import as_call
-from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes, state_bytes
+from trainwright.plan.parallel.precision import optimizer_of
+from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.run_context import keep_freed_pages
 from trainwright.train.parallel.recompute.sample_step import accepted_sample, restored_after, tracked_peak
 from trainwright.train.parallel.recompute.selective_options import SelectiveOption
@@ -46,7 +47,7 @@ def measure_chain(
     """Return the chain of a model's stages for a sample, in the order of the calls.
 
     `stages` name the stages, as `find_stages` takes them; `loss` makes a scalar of the model's result. `optimizer` is
-    torch's, or its name (see `OPTIMIZERS`). Gradients of parameters count from the backward that
+    torch's, or its name (see `optimizer_of`). Gradients of parameters count from the backward that
     makes them, as after `zero_grad(set_to_none=True)`; with `accumulate` they are there from the start, and a stage's
     new ones come on top. `reserve_bytes` are somebody else's; `offload` is for plans with copies to the host. Modules
     that cannot run again with the same result are no stages; a model of none is one, with nothing to run again. Raises
@@ -73,7 +74,7 @@ def measure_chain(
         fixed["optimizer"] = (
             state_bytes(optimizer, granule=granule)
             if isinstance(optimizer, Optimizer)
-            else named_state_bytes(optimizer, gradients)
+            else int(optimizer_of(optimizer).numbers * gradients)
         )
     call = as_call(sample)
     batch = tensors_of((call.args, dict(call.kwargs)))

@@ -1,15 +1,12 @@
-"""Counts the bytes of an optimizer's state: of a given optimizer, also before its first step, and by name."""
+"""Counts the bytes of an optimizer's state, also before its first step."""
 
 import torch
 from torch.optim import Optimizer
 
 from trainwright.errors import BudgetError
-from trainwright.validators import check, one_of
 
-__all__ = ["OPTIMIZERS", "named_state_bytes", "state_bytes"]
+__all__ = ["state_bytes"]
 
-OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Copies of the trained parameters that an optimizer keeps."""
 _ROWS, _COLUMNS = 2, 3
 
 
@@ -52,11 +49,3 @@ def _bytes_per_element(optimizer: Optimizer, group: dict[str, object], dtype: to
         ) from error
     state = [each for each in made.state[probe].values() if isinstance(each, torch.Tensor)]
     return [each.untyped_storage().nbytes() / probe.numel() for each in state if each.dim()]
-
-
-def named_state_bytes(optimizer: str | None, trained_bytes: int) -> int:
-    """Return what the state of an optimizer takes for so many bytes of trained parameters; 0 for None."""
-    if optimizer is None:
-        return 0
-    check(optimizer, one_of(*OPTIMIZERS), "optimizer", BudgetError)
-    return OPTIMIZERS[optimizer] * trained_bytes
