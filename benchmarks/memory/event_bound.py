@@ -167,8 +167,8 @@ class _Programme:
 
     def __init__(self, steps: list[_Step], input_gradient: int, room: int, link: Link, known: float) -> None:
         self.steps, self.n, self.room = steps, len(steps), float(room)
-        together = link.rates(outgoing=True, incoming=True)
-        alone = link.rates(outgoing=True, incoming=False)
+        together = link.rates[2:]
+        alone = link.rates[:2]
         least = [
             min(s.stage.no_grad_seconds, *(o.forward_seconds for o in s.stage.choices))
             + min(o.backward_seconds for o in s.stage.choices)

@@ -83,7 +83,7 @@ class _Programme:
     def __init__(self, chain: Chain, moments: Sequence[int], room: int, link: Link, known: float) -> None:
         self.steps, self.room, self.integer = chain.steps, float(room), Integer()
         self.unit = chain.plain_seconds or 1.0
-        together, alone = link.rates(outgoing=True, incoming=True), link.rates(outgoing=False, incoming=True)
+        together, alone = link.rates[2:], link.rates[:2]
         self.rates = [max(pair) * self.unit / room for pair in zip(alone, together, strict=True)]
         self.most = known / self.unit * (1 + _SLACK)
         self.delta = [

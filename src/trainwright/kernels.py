@@ -2,9 +2,9 @@
 
 Compiled code is cached beside its source, or, where that folder is read-only, in numba's user-wide cache folder;
 NUMBA_CACHE_DIR overrides both, and where none can be written to every process compiles anew. numba looks at the date
-of a kernel's own file only, so kernels that call each other stay in one file, but for the search that times plans by
-`plan/memory/copy_schedule`: remove what is cached beside that file after a change of it (an installation writes all
-files anew).
+of a kernel's own file only, so kernels that call each other stay in one file, but for the search of plans with copies,
+which times them by `plan/memory/simulation_kernel`: after a change of that, remove what is cached beside it (an
+installation writes all files anew).
 
 numba is an extra (`fast`): without it the same functions run as Python, to the same results, only more slowly.
 """

@@ -11,8 +11,8 @@ from trainwright.memory import Chain, Plan, load_chain
 from trainwright.memory import curve as trade_offs
 from trainwright.memory import plan as plan_step
 from trainwright.plan.byte_sizes import format_bytes, read_size
-from trainwright.plan.memory.explain import explain_plan
 from trainwright.plan.memory.known_plans import lowest_with_copies
+from trainwright.plan.memory.plan_record import explain_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
 __all__ = ["app"]

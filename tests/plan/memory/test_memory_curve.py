@@ -4,7 +4,7 @@ import pytest
 
 import trainwright.memory as tm
 from memory_chains import random_chain
-from trainwright.plan.memory.explain import explain_plan
+from trainwright.plan.memory.plan_record import explain_plan
 from trainwright.plan.memory.planning import minimal_bytes
 
 CHAIN = random_chain(1, least=6, options=1)

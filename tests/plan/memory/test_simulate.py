@@ -1,11 +1,20 @@
 """The simulator: bytes and seconds counted by hand, every rule broken once, copies in both directions."""
 
-import pytest
+from dataclasses import astuple
 
+import numpy as np
+import pytest
+from reference_simulator import simulate as reference_simulate
+
+from memory_chains import budgets, random_chain
 from trainwright.errors import ChainError
 from trainwright.memory import Chain, Link, Stage
-from trainwright.plan.memory.operations import parse_operation
+from trainwright.plan.memory.copy_schedule import place_copies
+from trainwright.plan.memory.known_plans import lowest_with_copies
+from trainwright.plan.memory.operations import PREFETCH, operations_of, parse_operation, rows_of
+from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.simulate import simulate
+from trainwright.plan.memory.sizes import sizes_of
 
 
 def stage(forward, backward, out, saved, **more):
@@ -36,8 +45,7 @@ def test_everything_kept():
         "temporaries of stage 2": 7,
         "gradient at stage 2": 30,
     }
-    assert max(alive for _, alive in found.points) == found.peak_bytes
-    assert found.points[-1] == (10.0, 1100)
+    assert found.end_bytes == 1100
 
 
 def test_recomputing():
@@ -92,8 +100,8 @@ def test_copies_overlap_with_work():
 def test_a_leaving_value_is_alive_until_its_reader_ends():
     """Stage 2 reads saved 1 until second 4, though its copy has ended at 2.5."""
     found = run("Fall 1; Off s1; Fall 2; Fall 3; Pre s1; B 3; B 2; B 1", link=Link(to_host=10, to_device=10))
-    assert dict(found.points)[2.5] == 1100 + 15 + 26 + 5
-    assert min(alive for seconds, alive in found.points if seconds == 4.0) == 1100 + 26
+    assert found.releases == {1: (4.0, 2)}
+    assert found.peak_bytes == 1100 + 15 + 26 + 20 + 10 + 7
 
 
 def test_work_waits_for_bytes_that_are_leaving():
@@ -123,3 +131,42 @@ def test_both_ways_at_once_is_slower():
 def test_links_have_bandwidths(bad):
     with pytest.raises(ChainError, match=r"Link\.to_host"):
         Link(to_host=bad, to_device=1.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_machine_beside_one_written_apart(seed):
+    """Equal in seconds, bytes, owners, spans, releases, and in what fails where and why, in order and in disorder."""
+    random = np.random.default_rng(seed)
+    chain = random_chain(seed, least=3, most=9, options=seed % 2, split=seed % 3 == 0)
+    link = Link(to_host=2.0, to_device=3.0, to_host_together=1.5, to_device_together=1.0)
+    fits = 0
+    for budget in budgets(chain, lowest_with_copies(chain)[1], 4):
+        room = budget - chain.fixed_bytes
+        for more in (2, 3):
+            solved = solve_persistent(chain, chain.fixed_bytes + more * room)
+            rows = rows_of(lowest_with_copies(chain)[0] if solved is None else solved.operations)
+            rows = rows[rows[:, 0] != PREFETCH]
+            for hurry in (np.inf, 1.0):
+                copied = place_copies(sizes_of(chain), room, rows, 3.0, hurry)
+                for change in range(9 if len(copied) else 0):
+                    if change:
+                        one, other = random.integers(len(copied), size=2)
+                        copied[[one, other]] = copied[[other, one]]
+                    if change % 3 == 1:
+                        copied[one, 1] = random.integers(len(chain.steps) + 2)
+                    operations = operations_of(copied)
+                    for settings in ({"budget_bytes": budget, "link": link}, {"link": link}, {"budget_bytes": budget}):
+                        found = simulate(chain, operations, **settings)
+                        expected = reference_simulate(chain, operations, **settings)
+                        assert found.violation == expected.violation
+                        assert (found.peak_bytes, found.peak_operation) == (
+                            expected.peak_bytes,
+                            expected.peak_operation,
+                        )
+                        assert sorted(found.peak_owners) == sorted(expected.peak_owners)
+                        assert found.releases == expected.releases
+                        assert sorted(map(astuple, found.spans)) == sorted(map(astuple, expected.spans))
+                        if found.fits:
+                            assert (found.seconds, found.end_bytes) == (expected.seconds, expected.points[-1][1])
+                            fits += 1
+    assert fits > 8

@@ -21,7 +21,7 @@ from trainwright.plan.memory.copy_schedule import fastest_schedule
 from trainwright.plan.memory.known_plans import keep_all
 from trainwright.plan.memory.operations import PREFETCH, Link, Operation, operations_of, rows_of
 from trainwright.plan.memory.persistent import solve_persistent
-from trainwright.plan.memory.phases import HURRIES, anneal_all, phases_of, rates_of, save_everything
+from trainwright.plan.memory.phases import HURRIES, anneal_all, phases_of, save_everything
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 
@@ -71,7 +71,7 @@ def plan_offload(
             continue
         rows = rows_of(operations)
         rows = rows[rows[:, 0] != PREFETCH]  # values come back where the schedule says
-        found, seconds = fastest_schedule(sizes, (room, rates_of(link)), HURRIES, rows)
+        found, seconds = fastest_schedule(sizes, (room, link.rates), HURRIES, rows)
         if math.isfinite(seconds):
             accept(operations_of(found))
             seeds.append((seconds, number, rows))

@@ -141,8 +141,8 @@ class Link(Settings, error=ChainError):
         """Return a link as fast in both directions as `bandwidth` says, in bytes per second."""
         return bandwidth if isinstance(bandwidth, Link) else cls(to_host=bandwidth, to_device=bandwidth)
 
-    def rates(self, *, outgoing: bool, incoming: bool) -> tuple[float, float]:
-        """Return the rates to the host and to the device, given which directions are busy."""
-        if not (outgoing and incoming):
-            return self.to_host, self.to_device
-        return self.to_host_together or self.to_host, self.to_device_together or self.to_device
+    @property
+    def rates(self) -> tuple[float, float, float, float]:
+        """The rates to the host and to the device, each alone, then each while both directions are busy."""
+        together = self.to_host_together or self.to_host, self.to_device_together or self.to_device
+        return self.to_host, self.to_device, *together

@@ -18,7 +18,7 @@ import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.copy_schedule import Limits, fastest_schedule
+from trainwright.plan.memory.copy_schedule import fastest_schedule
 from trainwright.plan.memory.operations import (
     BACKWARD,
     DELETE,
@@ -31,6 +31,7 @@ from trainwright.plan.memory.operations import (
     rows_of,
 )
 from trainwright.plan.memory.simulate import simulate
+from trainwright.plan.memory.simulation_kernel import Limits
 from trainwright.plan.memory.sizes import Sizes, sizes_of
 from trainwright.randomness import rng
 
@@ -42,7 +43,6 @@ __all__ = [
     "improve_plan",
     "list_rows",
     "phases_of",
-    "rates_of",
     "save_everything",
 ]
 
@@ -284,16 +284,11 @@ def save_everything(n: int) -> Phases:
     return made, np.zeros((n + 1, n + 1), np.int64)
 
 
-def rates_of(link: Link) -> tuple[float, float, float, float]:
-    """Return the rates of a link as kernels read them: each direction alone, then each while both are busy."""
-    return (*link.rates(outgoing=True, incoming=False), *link.rates(outgoing=True, incoming=True))
-
-
 def anneal_all(
     sizes: Sizes, room: int, link: Link, starts: Iterable[Phases], search_seconds: float = math.inf
 ) -> Iterator[tuple[float, Ints]]:
     """Yield faster and faster lists in `room` bytes, and their seconds; the first starts are changed first."""
-    n, within = sizes.no_grad_forward.size, ((room, rates_of(link)), HURRIES)
+    n, within = sizes.no_grad_forward.size, ((room, link.rates), HURRIES)
     plans = [(math.inf, number, made, away) for number, (made, away) in enumerate(starts)]
     whole = sum(min(count, len(plans)) * tries for count, tries in _ROUNDS)
     scale = min((_LONG / n) ** 2, n / _WHOLE, 1.0, search_seconds / (n * _STAGE_SECONDS * whole))

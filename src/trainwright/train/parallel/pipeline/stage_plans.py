@@ -131,4 +131,4 @@ def _held_bytes(chain: Chain, operations: Sequence[Operation]) -> int:
     """Return the bytes that are alive when the loss begins, which a stage holds for each micro-batch in flight."""
     # With the loss the backward begins: what is alive then, without what is fixed, is what waits.
     before = list(takewhile(lambda operation: operation.stage <= len(chain.stages), operations))
-    return simulate(chain, before).points[-1][1] - chain.fixed_bytes - chain.loss.output_gradient_bytes
+    return simulate(chain, before).end_bytes - chain.fixed_bytes - chain.loss.output_gradient_bytes
