@@ -201,15 +201,15 @@ def _tell_apart(canvas: Any, plots: Iterable[Any], notes: Sequence[tuple[Json, A
 
 def _arrange_axes(heads: Sequence[Any], ticks: Sequence[Any]) -> None:
     """Arrange the texts of parallel axes: heads are tilted, and values turned, as little as makes them fit."""
-    gap = heads[0].axes.transData.transform([(0, 0), (1, 0)])[:, 0]
-    room = gap[1] - gap[0]
+    room = _measure_gap(heads[0].axes)
     if _overlap(heads):
         high = max(head.get_window_extent().height for head in heads)
         angle = min(max(degrees(asin(min(1.2 * high / room, 1))), 25), 90)
         for head in heads:
             head.set(rotation=angle, ha="left", rotation_mode="anchor")
-        # Tilted heads are taller and leave less height to the axes.
+        # Tilted heads are taller, and the last one reaches to the right: they leave less room to the axes.
         heads[0].figure.draw_without_rendering()
+        room = _measure_gap(heads[0].axes)
     for place in {text.xy[0] for text in ticks}:
         column = [text for text in ticks if text.xy[0] == place]
         if place < len(heads) - 1 and any(text.get_window_extent().width > room - 4 for text in column):
@@ -220,6 +220,12 @@ def _arrange_axes(heads: Sequence[Any], ticks: Sequence[Any]) -> None:
         # The ends say most.
         column.sort(key=lambda text: (-abs(text.xy[1] - 0.5), text.xy[1]))
         _hide_overlapping(column)
+
+
+def _measure_gap(plot: Any) -> float:
+    """Return the pixels between two parallel axes."""
+    left, right = plot.transData.transform([(0, 0), (1, 0)])[:, 0]
+    return float(right - left)
 
 
 def _overlap(texts: Sequence[Any]) -> bool:
