@@ -126,7 +126,7 @@ def test_the_second_batch_is_better_than_random():
     assert found[ForestSearcher, square].mean() < 0.5 * found[RandomSearcher, square].mean()
     ours, theirs = found[ForestSearcher, two], found[RandomSearcher, two]
     assert ours[:, 1].mean() < theirs[:, 1].mean()
-    assert np.ptp(ours[:, 0]) > 0.8
+    assert np.ptp(ours[:, 0]) > 0.7
     # Neither end of the front takes most of the batch.
     assert 0.1 < np.mean(ours[:, 0] < 0.5) < 0.9
 

@@ -1,9 +1,9 @@
 """Computes workspace memory: bytes that a kernel takes and gives back inside one operation, which no tensor shows.
 
 As torch's allocator on processors was seen to lend them, operation by operation (torch 2.13 with oneDNN): a convolution
-copies its input and output into blocks of 16 channels, or unfolds its input where torch's own kernel runs; a reduction
-in half precision goes through a copy in fp32, a product in half precision packs an operand, and the backward pass of
-flash attention has buffers of the queries' size.
+copies its input and output into blocks of 16 channels (8 without AVX-512), or unfolds its input where torch's own
+kernel runs; a reduction in half precision goes through a copy in fp32, a product in half precision packs an operand,
+and the backward pass of flash attention has buffers of the queries' size.
 On CUDA cuDNN's and cuBLAS's workspaces play that part; these have not been measured.
 Where operations run, the allocator itself is asked, one by one.
 """
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["call_measured", "workspace_bytes"]
 
-_CHANNELS = 16  # of a block
+# Of a block: as many as a vector register of this processor holds in fp32.
+_CHANNELS = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
 _VOLUME = 3  # dimensions
 _COLOURS = 3  # of an image, which a convolution reads as it is
 _PADDED = 17 / 16  # rows of matrices that a recurrent layer copies are a little longer than they need be
@@ -89,14 +90,15 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
     if name in {"convolution", "_convolution"}:
         columns = _columns_bytes(tensors[0], tensors[1], results[0], arguments[3:9])
         if columns is not None:
-            return columns
+            # Torch's own kernels take a group at a time, and put the results together.
+            return columns + (results[0].bytes if arguments[8] > 1 else 0)
         return (
             2 * results[0].bytes if arguments[6] else _convolution_bytes(tensors[0], tensors[1], results[0], half=half)
         )
     if name == "convolution_backward":
         columns = _columns_bytes(tensors[1], tensors[2], tensors[0], arguments[4:10])
         if columns is not None:
-            return columns
+            return columns + (tensors[1].bytes + tensors[2].bytes if arguments[9] > 1 else 0)
         unfolded = _unfolded_bytes(*tensors[:3], padding=arguments[5])
         return unfolded or _convolution_backward_bytes(*tensors[:3], wanted=bool(arguments[10][0]), half=half)
     if name.startswith("mkldnn_rnn_layer"):
