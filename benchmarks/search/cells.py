@@ -35,7 +35,8 @@ class Cells:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._kept: dict[Key, Cell] = {}
-        self.latest_version: str | None = None
+        # By table: one searcher may be told another budget on each, which is part of its version.
+        self.latest_version: dict[str, str] = {}
         text = path.read_bytes() if path.exists() else b""
         self._torn = bool(text) and not text.endswith(b"\n")
         for line in text.splitlines():
@@ -59,7 +60,7 @@ class Cells:
         self._keep(cell)
 
     def _keep(self, cell: Cell) -> None:
-        self.latest_version = cell.key.version
+        self.latest_version[cell.key.table] = cell.key.version
         known = self._kept.get(cell.key)
         if known is None or len(known.rows) <= len(cell.rows):
             self._kept[cell.key] = cell

@@ -121,14 +121,15 @@ def _cells(
     cells: dict[str, list[Cell]] = {p.name: [] for p in problems}
     if reason is not None:
         for p, seed in product(problems, range(seeds)):
-            key = Key(kept.latest_version or "", p.name, p.digest, seed, arguments.workers)
+            key = Key(kept.latest_version.get(p.name, ""), p.name, p.digest, seed, arguments.workers)
             cell = kept.find(key, arguments.evaluations)
             if cell is None:
                 skipped[name] = reason
                 progress(f"{name}: {reason}")
                 return {}
             cells[p.name].append(cell)
-        skipped[name] = f"{reason}; kept searches of {kept.latest_version} stand for it"
+        versions = ", ".join(sorted({kept.latest_version[p.name] for p in problems}))
+        skipped[name] = f"{reason}; kept searches of {versions} stand for it"
         progress(f"{name}: {skipped[name]}")
         return cells
     options = {"evaluations": arguments.evaluations} if name in TOLD_THE_BUDGET else {}
