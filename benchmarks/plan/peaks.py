@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainwright.model.profile import Profile
 from trainwright.plan.verdict import MARGIN
 
-__all__ = ["CONFIGURATIONS", "MARGIN", "Configuration", "Row", "measure", "row_of"]
+__all__ = ["CONFIGURATIONS", "HALF_RECURRENT", "MARGIN", "Configuration", "Row", "measure", "row_of"]
 
 OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
@@ -62,13 +62,13 @@ class Row:
 _SLOW = frozenset({"alexnet", "cosmoflow", "densenet", "inception", "resnet18", "resnet50", "unet", "vgg16"})
 """Models that take minutes in half precision on this processor."""
 _RECURRENT = frozenset({"recurrent", "LSTM wide", "LSTM both ways"})
-_HALF_RECURRENT = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+HALF_RECURRENT = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 """Whether torch can run an LSTM under autocast here: oneDNN has none in bf16 without AVX-512."""
 CONFIGURATIONS = [
     Configuration(model=model, batch=8, optimizer="adamw", precision=precision)
     for model in MODELS
     for precision in ("fp32", "amp-bf16")
-    if precision == "fp32" or not (model in _SLOW or (model in _RECURRENT and not _HALF_RECURRENT))
+    if precision == "fp32" or not (model in _SLOW or (model in _RECURRENT and not HALF_RECURRENT))
 ]
 
 

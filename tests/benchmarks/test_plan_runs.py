@@ -6,7 +6,7 @@ import json
 import pytest
 from benchmarks.plan import run as plan
 from benchmarks.plan.accuracy import SPLITS, factors_without, score_across, score_within
-from benchmarks.plan.peaks import CONFIGURATIONS, measure
+from benchmarks.plan.peaks import CONFIGURATIONS, HALF_RECURRENT, measure
 from benchmarks.plan.sources import TABLES, read_sources
 
 
@@ -69,7 +69,8 @@ def test_scores_are_of_runs_that_were_not_fitted(tmp_path):
 def test_what_kernels_borrow_is_predicted(name):
     """Recurrent layers, separable, strided, transposed and volume convolutions: no false fit on the real allocator."""
     found = measure([one for one in CONFIGURATIONS if one.model == name])
-    assert found["configurations"] >= 1
+    # Where torch has no LSTM in bf16 one of the two precisions is left out.
+    assert found["configurations"] == 1 + (HALF_RECURRENT or name not in {"recurrent", "LSTM both ways"})
     assert found["false_fits"] == 0, found["rows"]
     # On one thread a convolution of volumes takes a fifth less than on several, for which it is predicted.
     assert found["peak_error_worst"] < 0.25, found["rows"]
