@@ -4,7 +4,7 @@ They lie in a folder of the real system. What was written is lost with the power
 the system had written it back by itself; and so are the names that a folder got.
 """
 
-# ruff: noqa: PTH104, PTH108, PTH112, PTH120 -- paths are texts here, as the seams get them
+# ruff: noqa: PTH104, PTH108, PTH112, PTH119, PTH120 -- paths are texts here, as the seams get them
 
 import errno
 import io
@@ -129,16 +129,15 @@ class SimulatedFiles(ABC):
             if self.draws.random() < 0.5:
                 os.truncate(path, size)
 
-    def turn_bit(self) -> None:
+    def _turn_bit(self) -> None:
         """Turn a bit of a trial's newest checkpoint, as an old disk may."""
         # Names of leases and steps sort as they follow each other.
         published = sorted(Path(self.folder).glob("checkpoints/*/lease-*/step-*"))
-        newest = list({path.parents[1]: path for path in published if path.is_dir()}.values())
-        if newest:
-            folder = newest[self.draws.randrange(len(newest))]
-            files = sorted(path for path in folder.iterdir() if path.stat().st_size)
-            path = str(files[self.draws.randrange(len(files))])
-            self._spoil(path, 0, _size_of(path))
+        newest = list({path.parents[1]: path for path in published}.values())
+        with os.scandir(newest[self.draws.randrange(len(newest))]) as entries:
+            files = sorted((entry.path, size) for entry in entries if (size := entry.stat().st_size))
+        path, size = files[self.draws.randrange(len(files))]
+        self._spoil(path, 0, size)
 
     def _spoil(self, path: str, start: int, stop: int) -> None:
         """Turn the lowest bit of one byte: a digit becomes another digit, which only a checksum can see."""
@@ -161,12 +160,17 @@ class SimulatedFiles(ABC):
         self._note_name(path)
 
     def _rename(self, source: str, target: Any, **settings: Any) -> None:
-        self.operate()
+        fault = self.operate("rot" if os.path.basename(target).startswith("step-") else "")
         # What is renamed over something else keeps its name: one of the two contents is there either way.
         new = _size_of(target) < 0
         _real_replace(source, target, **settings)
         if new:
             self._note_name(str(target), before=source)
+        if fault == "rot":
+            # Who comes next wants a checkpoint that has just been published.
+            self._turn_bit()
+            self.running.dead = True
+            raise Killed
 
     def read_link(self, path: Any, **settings: Any) -> str:
         """Return where a link leads."""

@@ -27,12 +27,12 @@ from trainwright.testing.simulated_files import Killed, SimulatedFiles, Simulate
 __all__ = ["FAULTS", "LETHAL", "SimulatedMachine", "Stalled"]
 
 FAULTS = ("kill", "power", "stop", "clock", "rot", "space", "torn", "write", "sync", "link", "stale")
-"""Killed; power lost with all that was not synced; stopped for long; clock set; killed while a bit of a newest
-checkpoint turns; no space; part of a write; errors of write, sync and link, of the last after it was done; an old size
-of a file that others write, or an old list of files."""
+"""Killed; power lost with all that was not synced; stopped for long; clock set; killed where a checkpoint was just
+published, while a bit of a newest one turns; no space; part of a write; errors of write, sync and link, of the last
+after it was done; an old size of a file that others write, or an old list of files."""
 
 LETHAL = frozenset({"kill", "power", "rot", "torn"})
-_ANYWHERE = frozenset({"kill", "power", "stop", "clock", "rot"})
+_ANYWHERE = frozenset({"kill", "power", "stop", "clock"})
 _LEASE_SECONDS, _BEATS = 180.0, 12
 _MOST_OPERATIONS = 60_000
 _OPERATION_SECONDS = 5e-3  # as on a network file system: readers look the more seldom, the longer it takes
@@ -173,11 +173,9 @@ class SimulatedMachine(SimulatedFiles):
 
     def _strike(self, process: SimulatedProcess, fault: str) -> None:
         """Let a fault strike that can at any operation."""
-        if fault == "rot":
-            self.turn_bit()
         if fault == "power":
             self._lose_power()
-        if fault in {"kill", "power", "rot"}:
+        if fault in {"kill", "power"}:
             process.dead = True
             raise Killed
         if fault == "stop":
