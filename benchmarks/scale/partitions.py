@@ -1,11 +1,12 @@
 """A storm over a network: workers in namespaces of their own are cut off from Redis and killed; nothing is lost.
 
-    python -m benchmarks.scale.partitions --workers 4 --trials 1000 --partitions 20 --kills 100 --json
+    python -m benchmarks.scale.partitions --workers 4 --trials 1000 --partitions 20 --kills 100 --failovers 10 --json
 
-Needs root, `ip` and redis-server; elsewhere it says what is missing. The server is in one network namespace of this
-machine, each worker in another, joined by pairs of virtual cables. Links go down for up to `--longest` seconds, also
-while a worker sends, and workers die by SIGKILL and are replaced. When all trials have a result, the records are looked
-through: trials without a result are lost, those with two ends doubled.
+Needs root, `ip` and redis-server; elsewhere it says what is missing. The server and its replica are in one network
+namespace of this machine, each worker in another, joined by pairs of virtual cables. Links go down for up to
+`--longest` seconds, also while a worker sends, workers die by SIGKILL and are replaced, and so does the server, whose
+replica is promoted under the same address, without what it had not yet got. When all trials have a result, the records
+are looked through: trials without a result are lost, those with two ends doubled.
 """
 
 import argparse
@@ -16,20 +17,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks._report import ROOT, add_arguments, environment, finish, progress
+from benchmarks._report import ROOT, add_arguments, finish_table
 from benchmarks.scale.team import _look_through
 
 import trainwright as tw
 
-__all__ = ["main"]
+__all__ = ["add_storm_arguments", "finish_storm", "main", "run_storm", "start_worker", "work"]
 
 _PREFIX = f"tw{os.getpid() % 100_000}"
-_PORT = 6399
+_PORT, _REPLICA_PORT = 6399, 6400
+_LAG_SECONDS = 0.5  # by which a replica may be behind
 
 
 def _ip(*words: str, inside: str | None = None) -> None:
@@ -62,11 +64,11 @@ def _train(trial: tw.Trial) -> float:
     return float(trial.params["x"])
 
 
-def _work(url: str, trials: int) -> None:
-    """Run as one worker, and go on after each time that the server was out of reach for too long."""
+def work(where: str, trials: int) -> None:
+    """Run as one worker, and go on after each time that the ledger was out of reach for too long, or went back."""
     while True:
         try:
-            worker = tw.Worker(where=url, train=_train, searcher=tw.RandomSearcher(), engine=tw.Local(workers=0))
+            worker = tw.Worker(where=where, train=_train, searcher=tw.RandomSearcher(), engine=tw.Local(workers=0))
             worker.run(trials=trials, progress=False)
         except tw.TrainwrightError as error:
             print(f"worker: {error}", file=sys.stderr, flush=True)
@@ -75,73 +77,155 @@ def _work(url: str, trials: int) -> None:
             return
 
 
-def _storm(options: argparse.Namespace) -> dict[str, Any]:
+def start_worker(module: str, where: str, trials: int, errors: Any, *before: str) -> subprocess.Popen[bytes]:
+    """Start a worker by a benchmark's own command, behind the words that put it into its place."""
+    words = [*before, sys.executable, "-W", "ignore", "-m", module, "--worker", where, "--trials", str(trials)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+    return subprocess.Popen(words, cwd=ROOT, env=variables, stderr=errors)
+
+
+def run_storm(
+    options: argparse.Namespace,
+    draws: random.Random,
+    start: Callable[[int], subprocess.Popen[bytes]],
+    faults: Mapping[str, Callable[[], None]],
+) -> dict[str, int]:
+    """Let workers work until all is done; meanwhile kill, and let each fault strike as often as its option says.
+
+    Returns how often each has struck.
+    """
+    running = [start(number) for number in range(options.workers)]
+
+    def kill() -> None:
+        number = draws.choice([number for number, each in enumerate(running) if each.poll() is None])
+        running[number].kill()
+        running[number].wait()
+        running[number] = start(number)
+
+    strikes = {"kills": kill, **faults}
+    due = [name for name in strikes for _ in range(getattr(options, name))]
+    struck = dict.fromkeys(strikes, 0)
+    draws.shuffle(due)
+    until = time.monotonic() + options.seconds
+    while (left := [each for each in running if each.poll() is None]) and time.monotonic() < until:
+        if due:
+            name = due.pop()
+            strikes[name]()
+            struck[name] += 1
+        time.sleep(draws.uniform(0.5, 1.5))
+    for each in running:
+        each.kill()
+        each.wait()
+    if left:
+        raise SystemExit(f"storm: {len(left)} workers were not done after {options.seconds:g} s; raise --seconds")
+    return struck
+
+
+@contextmanager
+def _servers(inside: list[str], folder: Path, failovers: int, draws: random.Random) -> Iterator[Callable[[], None]]:
+    """Start a server, and a replica if there are failovers; yield what kills the server and promotes its replica."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def tell(port: int, *words: str) -> str:
+        command = [*inside, "redis-cli", "-p", str(port), *words]
+        return subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True).stdout
+
+    def start(port: int, *settings: str) -> None:
+        home = folder / f"server-{time.monotonic_ns()}"
+        home.mkdir()
+        words = ["--port", str(port), "--dir", str(home), "--save", "", "--appendonly", "yes", "--protected-mode", "no"]
+        words += ["--repl-diskless-sync-delay", "0", *settings]
+        running.append(subprocess.Popen([*inside, "redis-server", *words], stdout=subprocess.DEVNULL))
+        until, ready = time.monotonic() + 30, "master_link_status:up" if settings else "role:master"
+        while ready not in tell(port, "info", "replication"):
+            if time.monotonic() > until:
+                raise SystemExit("partitions: redis-server does not start here, or does not replicate")
+            time.sleep(0.05)
+
+    def follow() -> None:
+        start(_REPLICA_PORT, "--replicaof", "127.0.0.1", str(_PORT))
+
+    def fail_over() -> None:
+        # What the server acknowledges from here on dies with it: replicas lag behind.
+        tell(_REPLICA_PORT, "replicaof", "no", "one")
+        time.sleep(draws.uniform(0.0, _LAG_SECONDS))
+        running[0].kill()
+        running.pop(0).wait()
+        tell(_REPLICA_PORT, "config", "set", "port", str(_PORT))
+        follow()
+
+    try:
+        start(_PORT)
+        if failovers:
+            follow()
+        yield fail_over
+    finally:
+        for each in running:
+            each.terminate()
+            each.wait()
+
+
+def _storm(options: argparse.Namespace) -> dict[str, int]:
     draws = random.Random(options.seed)
-    me = [sys.executable, "-W", "ignore", "-m", "benchmarks.scale.partitions"]
+    module = "benchmarks.scale.partitions"
     with tempfile.TemporaryDirectory() as folder, _networks(options.workers) as (server, members):
         into = ["/usr/bin/env", "ip", "netns", "exec"]
-        redis = ["redis-server", "--port", str(_PORT), "--dir", folder, "--save", "", "--appendonly", "yes"]
-        with (
-            (Path(folder) / "errors").open("w") as errors,
-            subprocess.Popen([*into, server, *redis, "--protected-mode", "no"], stdout=subprocess.DEVNULL) as store,
-        ):
-            time.sleep(1)
+        path = Path(folder) / "errors"
+        with path.open("w") as errors, _servers([*into, server], Path(folder), options.failovers, draws) as fail_over:
+
+            def ask(*words: str) -> list[int]:
+                """Run this command in the namespace of the server."""
+                words = (*into, server, sys.executable, "-W", "ignore", "-m", module, *words)
+                return [*map(int, subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout.split())]
 
             def start(number: int) -> subprocess.Popen[bytes]:
                 url = f"redis://10.199.{number}.1:{_PORT}/0?study=storm"
-                words = [*into, members[number], *me, "--worker", url, "--trials", str(options.trials)]
-                variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
-                return subprocess.Popen(words, cwd=ROOT, env=variables, stderr=errors)
+                return start_worker(module, url, options.trials, errors, *into, members[number])
 
-            make = ["--make", f"redis://127.0.0.1:{_PORT}/0?study=storm"]
-            subprocess.run([*into, server, *me, *make], cwd=ROOT, check=True)
-            running = [start(number) for number in range(options.workers)]
-            cuts, kills, until = 0, 0, time.monotonic() + options.seconds
-            while any(each.poll() is None for each in running) and time.monotonic() < until:
-                time.sleep(draws.uniform(0.5, 1.5))
+            def cut() -> None:
                 number = draws.randrange(options.workers)
-                if cuts < options.partitions and draws.random() < options.partitions / (
-                    options.partitions + options.kills
-                ):
-                    _ip("link", "set", f"{_PREFIX}a{number}", "down", inside=members[number])
-                    time.sleep(draws.uniform(0.1, options.longest))
-                    _ip("link", "set", f"{_PREFIX}a{number}", "up", inside=members[number])
-                    cuts += 1
-                elif kills < options.kills and running[number].poll() is None:
-                    running[number].kill()
-                    running[number].wait()
-                    running[number] = start(number)
-                    kills += 1
-            unfinished = sum(each.poll() is None for each in running)
-            for each in running:
-                each.kill()
-            look = subprocess.run(
-                [*into, server, *me, "--look", make[1], "--trials", str(options.trials)],
-                cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            store.terminate()
-    if unfinished:
-        raise SystemExit(f"partitions: {unfinished} workers were not done after {options.seconds:g} s; raise --seconds")
-    found: dict[str, Any] = dict(zip(("trials", "lost", "doubled"), map(int, look.stdout.split()), strict=True))
-    return {**found, "partitions": cuts, "kills": kills}
+                _ip("link", "set", f"{_PREFIX}a{number}", "down", inside=members[number])
+                time.sleep(draws.uniform(0.1, options.longest))
+                _ip("link", "set", f"{_PREFIX}a{number}", "up", inside=members[number])
+
+            url = f"redis://127.0.0.1:{_PORT}/0?study=storm"
+            ask("--make", url)
+            struck = run_storm(options, draws, start, {"partitions": cut, "failovers": fail_over})
+            looked = ask("--look", url, "--trials", str(options.trials))
+        refused = path.read_text(encoding="utf-8").count("has lost records")
+    found = dict(zip(("trials", "lost", "doubled"), looked, strict=True))
+    return {**found, **struck, "workers told of a lost tail": refused}
+
+
+def add_storm_arguments(parser: argparse.ArgumentParser, *, workers: int, trials: int, kills: int) -> None:
+    """Add the options of every storm."""
+    parser.add_argument("--workers", type=int, default=workers)
+    parser.add_argument("--trials", type=int, default=trials)
+    parser.add_argument("--kills", type=int, default=kills)
+    parser.add_argument("--longest", type=float, default=5.0, help="seconds that a link is down, or a view stops")
+    parser.add_argument("--seconds", type=float, default=600.0, help="at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worker", metavar="WHERE", help=argparse.SUPPRESS)
+    add_arguments(parser)
+
+
+def finish_storm(name: str, options: argparse.Namespace, found: Mapping[str, int]) -> dict[str, Any]:
+    """Print and keep what the records say."""
+    rows = [[what, f"{count:,}"] for what, count in found.items()]
+    return finish_table(name, options, ["a storm", "count"], rows, found, seed=options.seed)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the storm and print what the records say."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--partitions", type=int, default=20)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--longest", type=float, default=5.0, help="seconds that a link is down")
-    parser.add_argument("--seconds", type=float, default=600.0, help="at most")
-    parser.add_argument("--seed", type=int, default=0)
-    for name in ("--worker", "--make", "--look"):
+    parser.add_argument("--failovers", type=int, default=0, help="deaths of the server, whose replica is promoted")
+    for name in ("--make", "--look"):
         parser.add_argument(name, metavar="URL", help=argparse.SUPPRESS)
-    add_arguments(parser)
+    add_storm_arguments(parser, workers=4, trials=1000, kills=100)
     options = parser.parse_args(argv)
     if options.worker is not None:
-        _work(options.worker, options.trials)
+        work(options.worker, options.trials)
         return {}
     if options.make is not None:
         tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", ledger=options.make).close()
@@ -149,15 +233,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if options.look is not None:
         print(*_look_through(options.look, options.trials).values())
         return {}
-    missing = [name for name in ("ip", "redis-server") if shutil.which(name) is None]
+    missing = [name for name in ("ip", "redis-server", "redis-cli") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         parser.error(f"a storm in namespaces needs {', '.join(missing) or 'root'}, which is not here")
-    found = _storm(options)
-    progress(str(found))
-    print(f"{found['kills']} kills, {found['partitions']} partitions: {found['lost']} lost, {found['doubled']} doubled")
-    result = {"benchmark": "scale_partitions", "summary": found, "seed": options.seed, "environment": environment()}
-    finish(result, options)
-    return result
+    return finish_storm("scale_partitions", options, _storm(options))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,8 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks._report import ROOT, add_arguments, environment, finish, progress
-from benchmarks.scale.partitions import _work
+from benchmarks.scale.partitions import add_storm_arguments, finish_storm, run_storm, start_worker, work
 from benchmarks.scale.team import _look_through
 
 import trainwright as tw
@@ -55,7 +53,7 @@ def _mounted(store: Path, views: list[Path], seconds: float) -> Iterator[list[su
             each.wait()
 
 
-def _storm(options: argparse.Namespace) -> dict[str, Any]:
+def _storm(options: argparse.Namespace) -> dict[str, int]:
     draws = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "errors").open("w") as errors:
         store = Path(folder) / "store"
@@ -64,64 +62,36 @@ def _storm(options: argparse.Namespace) -> dict[str, Any]:
         views = [Path(folder) / f"view{number}" for number in range(options.views)]
 
         def start(number: int) -> subprocess.Popen[bytes]:
-            words = [sys.executable, "-W", "ignore", "-m", "benchmarks.scale.views", "--trials", str(options.trials)]
-            words += ["--worker", str(views[number % options.views] / "study")]
-            variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
-            return subprocess.Popen(words, cwd=ROOT, env=variables, stderr=errors)
+            where = str(views[number % options.views] / "study")
+            return start_worker("benchmarks.scale.views", where, options.trials, errors)
 
         with _mounted(store, views, options.cache) as mounts:
-            running = [start(number) for number in range(options.workers)]
-            stops, kills, until = 0, 0, time.monotonic() + options.seconds
-            while any(each.poll() is None for each in running) and time.monotonic() < until:
-                time.sleep(draws.uniform(0.5, 1.5))
-                number = draws.randrange(options.workers)
-                if stops < options.stops and draws.random() < options.stops / (options.stops + options.kills):
-                    mount = mounts[draws.randrange(options.views)]
-                    mount.send_signal(signal.SIGSTOP)
-                    time.sleep(draws.uniform(0.1, options.longest))
-                    mount.send_signal(signal.SIGCONT)
-                    stops += 1
-                elif kills < options.kills and running[number].poll() is None:
-                    running[number].kill()
-                    running[number].wait()
-                    running[number] = start(number)
-                    kills += 1
-            unfinished = sum(each.poll() is None for each in running)
-            for each in running:
-                each.kill()
-                each.wait()
-        if unfinished:
-            raise SystemExit(f"views: {unfinished} workers were not done after {options.seconds:g} s; raise --seconds")
-        return {**_look_through(str(store / "study"), options.trials), "stops": stops, "kills": kills}
+
+            def stop() -> None:
+                mount = mounts[draws.randrange(options.views)]
+                mount.send_signal(signal.SIGSTOP)
+                time.sleep(draws.uniform(0.1, options.longest))
+                mount.send_signal(signal.SIGCONT)
+
+            struck = run_storm(options, draws, start, {"stops": stop})
+        return {**_look_through(str(store / "study"), options.trials), **struck}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the storm and print what the records say."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--views", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--trials", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--stops", type=int, default=10)
     parser.add_argument("--cache", type=float, default=30.0, help="seconds that a view may be behind")
-    parser.add_argument("--longest", type=float, default=5.0, help="seconds that a view stops")
-    parser.add_argument("--seconds", type=float, default=600.0, help="at most")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
-    add_arguments(parser)
+    add_storm_arguments(parser, workers=6, trials=200, kills=40)
     options = parser.parse_args(argv)
     if options.worker is not None:
-        _work(options.worker, options.trials)
+        work(options.worker, options.trials)
         return {}
     missing = [name for name in ("bindfs", "umount") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         parser.error(f"a storm over views needs {', '.join(missing) or 'root'}, which is not here")
-    found = _storm(options)
-    progress(str(found))
-    print(f"{found['kills']} kills, {found['stops']} stopped views: {found['lost']} lost, {found['doubled']} doubled")
-    result = {"benchmark": "scale_views", "summary": found, "seed": options.seed, "environment": environment()}
-    finish(result, options)
-    return result
+    return finish_storm("scale_views", options, _storm(options))
 
 
 if __name__ == "__main__":
