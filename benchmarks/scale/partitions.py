@@ -89,15 +89,17 @@ def run_storm(
     draws: random.Random,
     start: Callable[[int], subprocess.Popen[bytes]],
     faults: Mapping[str, Callable[[], None]],
+    before_kill: Callable[[int], None] = lambda _: None,
 ) -> dict[str, int]:
     """Let workers work until all is done; meanwhile kill, and let each fault strike as often as its option says.
 
-    Returns how often each has struck.
+    Who ended by an error is replaced. Returns how often each fault has struck.
     """
     running = [start(number) for number in range(options.workers)]
 
     def kill() -> None:
         number = draws.choice([number for number, each in enumerate(running) if each.poll() is None])
+        before_kill(number)
         running[number].kill()
         running[number].wait()
         running[number] = start(number)
@@ -113,6 +115,7 @@ def run_storm(
             strikes[name]()
             struck[name] += 1
         time.sleep(draws.uniform(0.5, 1.5))
+        running = [each if each.poll() in {None, 0} else start(number) for number, each in enumerate(running)]
     for each in running:
         each.kill()
         each.wait()

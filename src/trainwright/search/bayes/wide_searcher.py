@@ -120,7 +120,8 @@ def update_distribution(rows: Array, losses: Array, generation: int) -> tuple[Ar
     mass = 1.0 / float(weights @ weights)  # the effective number of parents
     # Learning rates: of the path of the step size and its damping, of the path of the covariance, and of both updates.
     rate_s = (mass + 2) / (d + mass + 5)
-    damping = 1 + rate_s + 2 * max(0.0, ((mass - 1) / (d + 1)) ** 0.5 - 1)
+    # A further term of Hansen's is nothing unless there are more parents than columns.
+    damping = 1 + rate_s
     rate_c = (4 + mass / d) / (d + 4 + 2 * mass / d)
     one = 2 / ((d + 1.3) ** 2 + mass)
     many = min(1 - one, 2 * (mass - 2 + 1 / mass) / ((d + 2) ** 2 + mass))
