@@ -1,9 +1,12 @@
 """Lightning: a callback through which a `Trainer` reports to its trial, is pruned, and resumes bit for bit.
 
 Lightning's own checkpoints lack the states of random generators, and are saved before a plateau scheduler steps. So
-the callback saves when the next epoch begins (or training ends), when all of an epoch is over, and adds the generators.
+the callback saves when the next epoch begins (or training ends), when all of an epoch is over. It adds the generators,
+and what is frozen: a callback such as `BackboneFinetuning` freezes all again when it is restored.
 """
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,12 @@ from trainwright.train.assignment import select_metrics
 with MissingExtra.instead_of_import_error("trainwright.integrations.lightning", "lightning", "lightning"):
     import torch
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.callbacks import Callback, Checkpoint
 
 __all__ = ["TrialCallback"]
+
+_NODES = "PL_TRAINER_NUM_NODES"
+_TRACKS = "track_running_stats"
 
 
 class TrialCallback(Checkpoint):
@@ -33,13 +39,20 @@ class TrialCallback(Checkpoint):
         # Measured in the epoch that is over, and not yet reported.
         self._measured: dict[str, float] | None = None
         self._reported = trial.checkpoint_with(self._write) is not None
-        # Of each rank, as the checkpoint has them.
-        self._generators: list[dict[str, Any]] | None = None
+        # Read from a checkpoint, and not yet restored.
+        self._restored: dict[str, Any] | None = None
+        if trial.world_size > 1:
+            # Lightning's default of that argument: each process of the trial is a node to the Trainer made next.
+            os.environ[_NODES] = str(trial.world_size)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take note of the trainer, which writes the checkpoints."""
         del pl_module, stage
+        os.environ.pop(_NODES, None)
         self._trainer = trainer
+        callbacks = vars(trainer)["callbacks"]
+        if not isinstance(callbacks[0], _First):
+            vars(trainer)["callbacks"] = [_First(self._begin_epoch), *callbacks]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take note of what was measured in the epoch, if it was evaluated."""
@@ -57,16 +70,6 @@ class TrialCallback(Checkpoint):
             "log it in validation_step by self.log(name, value), and validate each epoch",
         )
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report the epoch before, or put the generators back where the checkpoint has them."""
-        del pl_module
-        if self._generators is not None:
-            # An epoch begins here as any other: Lightning takes the first one after a restart for the rest of one,
-            # skips its validation, and does not let a plateau scheduler step after it.
-            trainer.fit_loop.restarting = False
-            self._restore_generators(trainer)
-        self._report(trainer, trainer.current_epoch)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the last epoch."""
         del pl_module
@@ -78,17 +81,29 @@ class TrialCallback(Checkpoint):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all generators, of each rank."""
+        """Return the states of all generators, of each rank, and what is frozen."""
         own = {"global": capture_rng_state(), "loaders": [g.get_state() for g in self._loader_generators()]}
         states = [own]
         if self._trial.world_size > 1:
             states = [{}] * self._trial.world_size
             torch.distributed.all_gather_object(states, own)
-        return {"generators": states}
+        module = getattr(self._trainer, "lightning_module", torch.nn.Module())
+        return {"generators": states, "frozen": _find_frozen(module)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the states until training begins: what comes before draws numbers as well."""
-        self._generators = state_dict["generators"]
+        """Keep the state until training begins: what comes before freezes parameters and draws numbers as well."""
+        self._restored = state_dict
+
+    def _begin_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report the epoch before, or restore what Lightning does not."""
+        if self._restored is not None:
+            # An epoch begins here as any other: Lightning takes the first one after a restart for the rest of one,
+            # skips its validation, and does not let a plateau scheduler step after it.
+            trainer.fit_loop.restarting = False
+            _freeze_as(self._restored["frozen"], pl_module)
+            self._restore_generators(trainer, self._restored["generators"])
+            self._restored = None
+        self._report(trainer, trainer.current_epoch)
 
     def _report(self, trainer: Trainer, epoch: int) -> None:
         measured, self._measured = self._measured, None
@@ -100,9 +115,8 @@ class TrialCallback(Checkpoint):
         if self._trainer is not None:
             self._trainer.save_checkpoint(path)
 
-    def _restore_generators(self, trainer: Trainer) -> None:
+    def _restore_generators(self, trainer: Trainer, states: list[dict[str, Any]]) -> None:
         """Go on with the draws of the interrupted run. On another number of ranks each has new ones."""
-        states, self._generators = self._generators or [], None
         if len(states) != self._trial.world_size:
             return
         own = states[self._trial.rank]
@@ -125,3 +139,30 @@ class TrialCallback(Checkpoint):
             if isinstance(generator := getattr(holder, "generator", None), torch.Generator)
         ]
         return list({id(generator): generator for generator in found}.values())
+
+
+class _First(Callback):
+    """Is called before all other callbacks when an epoch begins: they already change the training for it."""
+
+    def __init__(self, begin_epoch: Callable[[Trainer, LightningModule], None]) -> None:
+        self._begin_epoch = begin_epoch
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin_epoch(trainer, pl_module)
+
+
+def _find_frozen(module: torch.nn.Module) -> dict[str, list[str]]:
+    """Return the names of parameters without gradients, and of modules whose running statistics are not tracked."""
+    return {
+        "parameters": [name for name, each in module.named_parameters() if not each.requires_grad],
+        "statistics": [name for name, each in module.named_modules() if not getattr(each, _TRACKS, True)],
+    }
+
+
+def _freeze_as(frozen: dict[str, list[str]], module: torch.nn.Module) -> None:
+    """Freeze what was frozen, and nothing else."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in frozen["parameters"])
+    for name, each in module.named_modules():
+        if hasattr(each, _TRACKS):
+            each.track_running_stats = name not in frozen["statistics"]
