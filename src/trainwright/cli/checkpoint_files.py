@@ -49,9 +49,7 @@ def inspect(
     return Result(asdict(found))
 
 
-def verify(
-    path: Annotated[Path, Argument(help="A checkpoint that a Manager wrote, or a folder of them.")],
-) -> Result:
+def verify(path: Annotated[Path, Argument(help="A checkpoint that a Manager wrote, or a folder of them.")]) -> Result:
     """Verify every checksum of a checkpoint, or of all in a folder; exit 1 if one is wrong."""
     found = check(path)
     for one in found.checkpoints:
@@ -160,12 +158,7 @@ def _show_differences(found: Diff) -> None:
         print_table(
             ["tensor", "differing", "largest", "relative"],
             [
-                [
-                    one.name,
-                    f"{one.different:,} of {one.values:,}",
-                    f"{one.max_abs:.3g}",
-                    f"{one.max_rel:.2g}",
-                ]
+                [one.name, f"{one.different:,} of {one.values:,}", f"{one.max_abs:.3g}", f"{one.max_rel:.2g}"]
                 for one in found.different[:_DIFFERENCES]
             ],
             left=1,

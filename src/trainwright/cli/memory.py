@@ -17,10 +17,7 @@ from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
 __all__ = ["app"]
 
-_SPEC = Annotated[
-    str,
-    Argument(help="A chain file (.json), or MODULE:FUNCTION for (model, sample[, loss])."),
-]
+_SPEC = Annotated[str, Argument(help="A chain file (.json), or MODULE:FUNCTION for (model, sample[, loss]).")]
 _PLAN = Annotated[Path, Argument(help="A plan file.")]
 
 
@@ -61,11 +58,7 @@ def plan(
     return Result({**planned.to_json(), "chain": None, **limits})
 
 
-def curve(
-    spec: _SPEC,
-    *,
-    points: Annotated[int, Option(minimum=3, help="At most so many plans.")] = 16,
-) -> Result:
+def curve(spec: _SPEC, *, points: Annotated[int, Option(minimum=3, help="At most so many plans.")] = 16) -> Result:
     """Show memory against time, from the least feasible budget up, with baselines."""
     # One chain for all budgets: a model is profiled once.
     chain = _chain(spec)

@@ -35,11 +35,7 @@ def allocate(
     clusters = [find_cluster(name, nodes) for name in cluster or ()]
     # Simulated devices take the place of those of this machine, unless both are asked for.
     devices = settings.devices if "devices" in changes or not clusters else None
-    plan = find_placement(
-        Ensemble.load(ensemble),
-        devices,
-        cluster=clusters or None,
-    )
+    plan = find_placement(Ensemble.load(ensemble), devices, cluster=clusters or None)
     show_plan(plan)
     if out is not None:
         print(f"plan: {plan.save(out)}")

@@ -6,7 +6,6 @@ and what is frozen: a callback such as `BackboneFinetuning` freezes all again wh
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from trainwright.train.assignment import select_metrics
 with MissingExtra.instead_of_import_error("trainwright.integrations.lightning", "lightning", "lightning"):
     import torch
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import Callback, Checkpoint
+    from lightning.pytorch.callbacks import Checkpoint, LambdaCallback
 
 __all__ = ["TrialCallback"]
 
 _NODES = "PL_TRAINER_NUM_NODES"
-_TRACKS = "track_running_stats"
+_FROZEN = (("parameters", "requires_grad"), ("modules", "track_running_stats"))
+"""What a callback freezes and unfreezes: of a module's parameters, and of its batch normalizations."""
 
 
 class TrialCallback(Checkpoint):
@@ -36,6 +36,8 @@ class TrialCallback(Checkpoint):
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._trainer: Trainer | None = None
+        # Called before all other callbacks, which already change the training for the epoch that begins.
+        self._first = LambdaCallback(on_train_epoch_start=self._begin_epoch)
         # Measured in the epoch that is over, and not yet reported.
         self._measured: dict[str, float] | None = None
         self._reported = trial.checkpoint_with(self._write) is not None
@@ -51,8 +53,8 @@ class TrialCallback(Checkpoint):
         os.environ.pop(_NODES, None)
         self._trainer = trainer
         callbacks = vars(trainer)["callbacks"]
-        if not isinstance(callbacks[0], _First):
-            vars(trainer)["callbacks"] = [_First(self._begin_epoch), *callbacks]
+        if self._first not in callbacks:
+            vars(trainer)["callbacks"] = [self._first, *callbacks]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take note of what was measured in the epoch, if it was evaluated."""
@@ -88,7 +90,8 @@ class TrialCallback(Checkpoint):
             states = [{}] * self._trial.world_size
             torch.distributed.all_gather_object(states, own)
         module = getattr(self._trainer, "lightning_module", torch.nn.Module())
-        return {"generators": states, "frozen": _find_frozen(module)}
+        frozen = [[getattr(each, flag, None) for each in getattr(module, kind)()] for kind, flag in _FROZEN]
+        return {"generators": states, "frozen": frozen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training begins: what comes before freezes parameters and draws numbers as well."""
@@ -100,7 +103,11 @@ class TrialCallback(Checkpoint):
             # An epoch begins here as any other: Lightning takes the first one after a restart for the rest of one,
             # skips its validation, and does not let a plateau scheduler step after it.
             trainer.fit_loop.restarting = False
-            _freeze_as(self._restored["frozen"], pl_module)
+            for (kind, flag), values in zip(_FROZEN, self._restored["frozen"], strict=True):
+                for each, value in zip(getattr(pl_module, kind)(), values, strict=True):
+                    # Whatever has no such flag was noted as None.
+                    if value is not None:
+                        setattr(each, flag, value)
             self._restore_generators(trainer, self._restored["generators"])
             self._restored = None
         self._report(trainer, trainer.current_epoch)
@@ -139,30 +146,3 @@ class TrialCallback(Checkpoint):
             if isinstance(generator := getattr(holder, "generator", None), torch.Generator)
         ]
         return list({id(generator): generator for generator in found}.values())
-
-
-class _First(Callback):
-    """Is called before all other callbacks when an epoch begins: they already change the training for it."""
-
-    def __init__(self, begin_epoch: Callable[[Trainer, LightningModule], None]) -> None:
-        self._begin_epoch = begin_epoch
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin_epoch(trainer, pl_module)
-
-
-def _find_frozen(module: torch.nn.Module) -> dict[str, list[str]]:
-    """Return the names of parameters without gradients, and of modules whose running statistics are not tracked."""
-    return {
-        "parameters": [name for name, each in module.named_parameters() if not each.requires_grad],
-        "statistics": [name for name, each in module.named_modules() if not getattr(each, _TRACKS, True)],
-    }
-
-
-def _freeze_as(frozen: dict[str, list[str]], module: torch.nn.Module) -> None:
-    """Freeze what was frozen, and nothing else."""
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name not in frozen["parameters"])
-    for name, each in module.named_modules():
-        if hasattr(each, _TRACKS):
-            each.track_running_stats = name not in frozen["statistics"]

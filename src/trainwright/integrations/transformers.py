@@ -38,11 +38,9 @@ class TrialCallback(TrainerCallback):
         self._retains_best = False
         trial.checkpoint_with(self._write)
 
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Let the Trainer write into the trial's folder, when this callback says so."""
-        del state
+        del state, control
         if str(getattr(args.eval_strategy, "value", args.eval_strategy)) == "no":
             raise TrialMisuse(
                 "TrialCallback: this Trainer evaluates nothing (eval_strategy='no'), so the study would never see its "
@@ -55,22 +53,16 @@ class TrialCallback(TrainerCallback):
             if not self._retains_best:
                 # Saved is what is reported; other checkpoints would only be in the way.
                 args.save_strategy = type(args.save_strategy)("no")
-        return control
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Take note that evaluations count from here on. A callback that was added later is set up now."""
         self._training = True
-        return self.on_init_end(args, state, control)
+        self.on_init_end(args, state, control)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Take note that what is evaluated after training is the user's own affair."""
-        del args, state
+        del args, state, control
         self._training = False
-        return control
 
     def on_evaluate(
         self,
@@ -79,7 +71,7 @@ class TrialCallback(TrainerCallback):
         control: TrainerControl,
         metrics: dict[str, Any] | None = None,
         **_: Any,
-    ) -> TrainerControl:
+    ) -> None:
         """Ask for a checkpoint of what was evaluated; `on_save` reports it."""
         # `eval_on_start` measures an untrained model: no epoch.
         if self._training and state.global_step:
@@ -88,16 +80,13 @@ class TrialCallback(TrainerCallback):
             # Without checkpoints the report comes with the last of the data sets that hold the objectives.
             if not self._saves and self._measured.keys() >= set(self._trial.assignment.metrics):
                 self._report(args, state)
-        return control
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Report what was evaluated, now that its checkpoint is there."""
+        del control
         self._saved = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         if self._saves and self._measured:
             self._report(args, state)
-        return control
 
     def _report(self, args: TrainingArguments, state: TrainerState) -> None:
         measured, self._measured = self._measured, {}

@@ -122,11 +122,7 @@ def show_choice(content: Mapping[str, Any]) -> None:
     print()
     scored = [key.removeprefix("single_") for key in summary if key.startswith(f"single_{pick['rows']}_")]
     compared = [
-        (
-            f"best {who}",
-            *(_number(summary[f"{who}_{key}"]) for key in scored),
-            _microseconds(summary[f"{who}_cost"]),
-        )
+        (f"best {who}", *(_number(summary[f"{who}_{key}"]) for key in scored), _microseconds(summary[f"{who}_cost"]))
         for who in ("single", "ensemble")
     ]
     print_table(("", *(key.replace("_", " ") for key in scored), "us per row"), compared)

@@ -82,11 +82,7 @@ def show_plan(plan: DeploymentPlan) -> None:
 
 def _show_worth(plan: DeploymentPlan) -> None:
     print("\nthroughput, in rows a second:\n")
-    lines = (
-        ("without worker processes", "in_process"),
-        ("this plan", "value"),
-        ("bound", "bound"),
-    )
+    lines = (("without worker processes", "in_process"), ("this plan", "value"), ("bound", "bound"))
     rows = [
         (label, _show_figure(plan.expected.get(key)), _show_figure(plan.measured.get(key)))
         for label, key in lines

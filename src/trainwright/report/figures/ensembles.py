@@ -8,16 +8,7 @@ import numpy as np
 from trainwright.ensemble import Front
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.ensemble.selection.candidates import make_scorer
-from trainwright.report.figures.figure import (
-    Figure,
-    Json,
-    axis,
-    draw_lines,
-    draw_marks,
-    layout,
-    rounded,
-    value_axis,
-)
+from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, draw_marks, layout, rounded, value_axis
 from trainwright.report.formatting import count, escape, number
 
 __all__ = ["ensemble_front"]

@@ -5,15 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.report.figures.figure import (
-    Figure,
-    Json,
-    draw_marks,
-    layout,
-    rounded,
-    thinned,
-    value_axis,
-)
+from trainwright.report.figures.figure import Figure, Json, draw_marks, layout, rounded, thinned, value_axis
 from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
 

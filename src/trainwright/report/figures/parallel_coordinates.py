@@ -3,6 +3,7 @@
 Drawn as plain lines, which needs no WebGL: reports are read over remote desktops too.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,9 @@ from trainwright.errors import InputError, closest
 from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, layout, rounded, thinned
 from trainwright.report.formatting import count, escape, number, shown
 from trainwright.report.overview import Overview
-from trainwright.space import Choice, Space
+from trainwright.space import Choice, Float, Space
 from trainwright.space.columns import Column
+from trainwright.space.parameters import Parameter
 
 __all__ = ["check_known", "parallel_coordinates", "parameter_axis"]
 
@@ -87,16 +89,28 @@ def parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> 
         span = max(len(values) - 1, 1)
         ticks = [(code / span, escape(shown(value), 14)) for code, value in enumerate(values)]
         return _Axis(column.name, units / span, ticks)
-    if column.points is not None and column.points <= _MOST_TICKS:
-        marks = (np.arange(column.points) + 0.5) / column.points
-    else:
-        marks = np.linspace(0.0, 1.0, 5)
-    # The values at the marks, through a space of this parameter alone, without its condition.
+    # Between marks and values, through a space of this parameter alone, without its condition.
     [entry] = [dict(entry) for entry in space.to_json()["parameters"] if entry["name"] == column.name]
     entry.pop("when", None)
-    decoded = Space.from_json({"parameters": [entry]}).decode(marks[:, None])
+    alone = Space.from_json({"parameters": [entry]})
+    powers = _powers_of_ten(parameter)
+    if column.points is not None and column.points <= _MOST_TICKS:
+        marks = (np.arange(column.points) + 0.5) / column.points
+    elif len(powers) >= 3:
+        marks = np.concatenate([alone.encode({column.name: power}) for power in powers])
+    else:
+        marks = np.linspace(0.0, 1.0, 5)
+    decoded = alone.decode(marks[:, None])
     texts = [escape(shown(params[column.name]), 14) for params in decoded]
     return _Axis(column.name, units, list(zip(marks.tolist(), texts, strict=True)))
+
+
+def _powers_of_ten(parameter: Parameter) -> list[float]:
+    """Return those in the range of a parameter on a logarithmic scale."""
+    if not isinstance(parameter, Float) or not parameter.log:
+        return []
+    low, high = math.log10(parameter.low), math.log10(parameter.high)
+    return [float(f"1e{power}") for power in range(math.ceil(low), math.floor(high) + 1)]
 
 
 def check_known(name: str, names: Sequence[str]) -> None:

@@ -53,9 +53,9 @@ def contour(overview: Overview, space: Space, first: str, second: str, objective
     goal = overview.objectives[objective]
     values = overview.values[overview.results, objective][active]
     x, y = x[active], y[active]
-    grid = np.linspace(0.0, 1.0, _CELLS)
-    far_x = _measure_distance(space, first, grid, x)
-    far_y = _measure_distance(space, second, grid, y)
+    grid_x, grid_y = _split_axis(space, first), _split_axis(space, second)
+    far_x = _measure_distance(space, first, grid_x, x)
+    far_y = _measure_distance(space, second, grid_y, y)
     # Results far worse than the rest would leave one colour for all others.
     best, median, worst = np.quantile(values, [0.05, 0.5, 0.95] if goal.direction == "min" else [0.95, 0.5, 0.05])
     worst = median + np.sign(worst - median) * min(abs(worst - median), 3 * abs(median - best))
@@ -69,8 +69,8 @@ def contour(overview: Overview, space: Space, first: str, second: str, objective
             draw_trace(
                 "heatmap",
                 metric,
-                rounded(grid),
-                rounded(grid),
+                rounded(grid_x),
+                rounded(grid_y),
                 "%{z:.4g}",
                 z=[rounded(row) for row in smooth],
                 zmin=float(min(best, worst)),
@@ -112,16 +112,29 @@ def _read_parameter(overview: Overview, space: Space, name: str) -> tuple[NDArra
     at = names.index(name)
     rows = np.array([space.encode(overview.trials[place].params)[at] for place in overview.results])
     item = parameter_axis(space, space.columns[at], rows)
+    margin = _margin(space, name)
     ticks: Json = {
         "tickvals": [place for place, _ in item.ticks],
         "ticktext": [text for _, text in item.ticks],
-        "range": [-0.04, 1.04],
+        "range": [-margin, 1 + margin],
     }
     return item.places, axis(escape(name, 30), **ticks)
 
 
 def _parameter_names(space: Space) -> list[str]:
     return [column.name for column in space.columns]
+
+
+def _margin(space: Space, name: str) -> float:
+    """Return how far an axis reaches beyond its first and last value: a choice has as much room on each side of it."""
+    parameter = space.parameters[name]
+    return 0.5 / max(len(parameter.values) - 1, 1) if isinstance(parameter, Choice) else 0.04
+
+
+def _split_axis(space: Space, name: str) -> NDArray[np.float64]:
+    """Return the centres of the cells of a parameter's axis."""
+    margin = _margin(space, name)
+    return (np.arange(_CELLS) + 0.5) / _CELLS * (1 + 2 * margin) - margin
 
 
 def _measure_distance(
