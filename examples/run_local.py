@@ -1,7 +1,5 @@
 """Two trials at once, each alone in a worker process, with a time limit, logs and failures."""
 
-import time
-
 import trainwright as tw
 
 
@@ -10,8 +8,6 @@ def train(trial: tw.Trial) -> None:
     print(f"trial {trial.number} on {trial.device} with rate {rate:.4f}")  # goes to the trial's log
     if rate > 0.5:
         raise ValueError(f"diverged with rate {rate:.2f}")
-    if rate < 0.002:
-        time.sleep(3600)  # hangs, until the engine's limit ends it
     for epoch in trial.epochs(5):
         trial.report(loss=(rate - 0.1) ** 2 + 1 / epoch)
 
@@ -19,7 +15,7 @@ def train(trial: tw.Trial) -> None:
 if __name__ == "__main__":
     space = tw.Space(rate=tw.Float(0.001, 1.0, log=True))
     study = tw.Study(space, objectives="min loss", directory="runs/local", seed=1)
-    engine = tw.Local(workers=2, timeout_seconds=15)
+    engine = tw.Local(workers=2, timeout_seconds=3600)
     study.run(train, trials=12, searcher=tw.QuasiRandomSearcher(), engine=engine)
     print(f"{study.state.results} results, best rate {study.best.params['rate']:.3f}")
     for trial in study.trials:
