@@ -6,6 +6,7 @@
 | line | answer |
 |---|---|
 | `kill N` | node N is killed |
+| `replace N` | the same, and a new node takes its place |
 | `left` | the names of placement groups and actors that are there, as JSON |
 """
 
@@ -36,8 +37,11 @@ def _cluster(cpus):
     for line in sys.stdin:
         word, *rest = line.split()
         answer = None
-        if word == "kill":
-            cluster.remove_node(nodes[int(rest[0])], allow_graceful=False)
+        if word in {"kill", "replace"}:
+            place = int(rest[0])
+            cluster.remove_node(nodes[place], allow_graceful=False)
+            if word == "replace":
+                nodes[place] = cluster.add_node(num_cpus=cpus[place])
         elif word == "left":
             groups = ray.util.placement_group_table().values()
             answer = [group["name"] for group in groups if group["state"] != "REMOVED"]
