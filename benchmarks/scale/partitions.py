@@ -98,7 +98,7 @@ def run_storm(
     running = [start(number) for number in range(options.workers)]
 
     def kill() -> None:
-        number = draws.choice([number for number, each in enumerate(running) if each.poll() is None])
+        number = draws.choice([number for number, each in enumerate(running) if each.poll() != 0] or [0])
         before_kill(number)
         running[number].kill()
         running[number].wait()
@@ -109,13 +109,15 @@ def run_storm(
     struck = dict.fromkeys(strikes, 0)
     draws.shuffle(due)
     until = time.monotonic() + options.seconds
-    while (left := [each for each in running if each.poll() is None]) and time.monotonic() < until:
+    while (left := [number for number, each in enumerate(running) if each.poll() != 0]) and time.monotonic() < until:
+        for number in left:
+            if running[number].poll() is not None:
+                running[number] = start(number)
         if due:
             name = due.pop()
             strikes[name]()
             struck[name] += 1
         time.sleep(draws.uniform(0.5, 1.5))
-        running = [each if each.poll() in {None, 0} else start(number) for number, each in enumerate(running)]
     for each in running:
         each.kill()
         each.wait()

@@ -116,7 +116,7 @@ def _look_through(where: str, trials: int) -> dict[str, int]:
     return {
         "trials": sum(found[number].has_result for number in range(trials) if number in found),
         "lost": sum(number not in found or not found[number].has_result for number in range(trials)),
-        "doubled": sum(count > 1 for count in ends.values()) + len(found) - trials,
+        "doubled": sum(count > 1 for count in ends.values()) + sum(number >= trials for number in found),
     }
 
 

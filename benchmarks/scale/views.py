@@ -4,9 +4,10 @@
 
 Needs root and bindfs (FUSE); elsewhere it says what is missing. Each view is a mount of the same folder by a process of
 its own, whose kernel remembers names, missing names and sizes of files for `--cache` seconds, as clients of a network
-file system do. Workers die by SIGKILL and are replaced, and the process behind a view stops for up to `--longest`
-seconds, so that all who use it wait. When all trials have a result, the records are looked through in the folder
-itself: trials without a result are lost, those with two ends doubled.
+file system do. Each worker has a namespace of processes of its own, as on another host. Workers die by SIGKILL and are
+replaced, and the process behind a view stops for up to `--longest` seconds, so that all who use it wait. When all
+trials have a result, the records are looked through in the folder itself: trials without a result are lost, those with
+two ends doubled.
 """
 
 import argparse
@@ -63,7 +64,9 @@ def _storm(options: argparse.Namespace) -> dict[str, int]:
 
         def start(number: int) -> subprocess.Popen[bytes]:
             where = str(views[number % options.views] / "study")
-            return start_worker("benchmarks.scale.views", where, options.trials, errors)
+            # As on hosts of their own: nobody can look at the processes of others.
+            apart = ("/usr/bin/env", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+            return start_worker("benchmarks.scale.views", where, options.trials, errors, *apart)
 
         with _mounted(store, views, options.cache) as mounts:
 
@@ -88,7 +91,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if options.worker is not None:
         work(options.worker, options.trials)
         return {}
-    missing = [name for name in ("bindfs", "umount") if shutil.which(name) is None]
+    missing = [name for name in ("bindfs", "umount", "unshare") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         parser.error(f"a storm over views needs {', '.join(missing) or 'root'}, which is not here")
     return finish_storm("scale_views", options, _storm(options))
