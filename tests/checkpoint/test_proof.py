@@ -3,13 +3,16 @@
 import os
 import random
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.checkpoint.resume import CASES, QUICK, Case, launch, resize, resume, train
 from torch import nn
 
-from trainwright.checkpoint.tools.proof import prove, verify_resume
+from trainwright.checkpoint.tools.comparing import read_lines
+from trainwright.checkpoint.tools.proof import launch_ranks, prove, verify_resume
+from trainwright.checkpoint.tools.step_digests import ProofPlan, take_part
 from trainwright.errors import CheckpointConfigError, CheckpointError, CheckpointNotFoundError
 
 pytestmark = [
@@ -221,3 +224,20 @@ def test_resized():
     mismatches, apart = resize("ddp")
     assert mismatches == []
     assert 0 < apart < 0.2
+
+
+def test_a_run_that_takes_too_long(tmp_path):
+    plan = ProofPlan(folder=str(tmp_path), journal=str(tmp_path / "journal"))
+    with pytest.raises(CheckpointError, match=r"a nap took longer than 0.1 s; give it more"):
+        launch_ranks(
+            plan, name="a nap", command=["-c", "import time; time.sleep(9)"], arguments=[], timeout_seconds=0.1
+        )
+
+
+def test_steps_of_a_trial_are_counted_and_told(tmp_path):
+    """A trial counts its steps, and saves at its reports."""
+    plan = ProofPlan(folder=str(tmp_path / "run"), journal=str(tmp_path / "journal"))
+    with take_part(plan) as manager_of, manager_of("run", held={"x": 1}) as manager:
+        manager.count()
+        manager.count()
+    assert [(line.step, line.event) for line in read_lines(Path(plan.journal), 1)] == [(1, "counted"), (2, "counted")]

@@ -14,6 +14,7 @@ from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import InputError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
 from trainwright.schedule.allocator.mixed_nodes import arrange_slots, node_slots, slot_speeds
+from trainwright.schedule.policies.resizing import use_faster_nodes
 
 SHAPES = st.lists(st.builds(NodeShape, st.integers(1, 6), st.sampled_from([1.0, 0.5, 0.25])), min_size=1, max_size=6)
 POLICIES = [tw.Fixed(1), tw.Fixed(2), tw.Fixed(3), tw.Doubling(), tw.MarginalGain(start=2)]
@@ -76,6 +77,23 @@ def test_a_gang_takes_slower_members_only_if_that_pays():
     """Twice the devices are 1.4 times as fast: worth it at a speed of 0.9, not of 0.5."""
     assert resized((NodeShape(2, 1.0), NodeShape(2, 0.9)), (0, 1), 4)
     assert not resized((NodeShape(2, 1.0), NodeShape(2, 0.5)), (0, 1), 4)
+
+
+def test_as_many_move_to_faster_nodes_as_fit_there():
+    """Four fast devices are free: two of three trials of two slow ones each are asked to look in."""
+    nodes, policy = (NodeShape(4, 1.0), NodeShape(6, 0.5)), tw.MarginalGain(start=2)
+    allocator = DeviceAllocator(
+        policy, None, arrange_slots(nodes, policy), slots=10, rungs=(1, 8), survival=lambda _: (0.5,),
+        speeds=slot_speeds(nodes),
+    )  # fmt: skip
+    fast = allocator.free_slots.take(4)
+    for trial in range(3):
+        block = allocator.free_slots.take(2)
+        allocator.running[trial] = RunningTrial(trial=trial, block=block, epoch=trial, start_epoch_seconds=100.0)
+    allocator.free_slots.give(fast)
+    use_faster_nodes(allocator)
+    # Those with most to do.
+    assert [trial for trial, running in allocator.running.items() if running.replans] == [0, 1]
 
 
 CLUSTER = tw.Cluster(8, 4, node_speeds=(1.0, 0.4) * 4)

@@ -1,10 +1,14 @@
 """The policies of serving, without processes: health of a worker, and limits of settings."""
 
+import numpy_members as members
 import pytest
 
-from trainwright.errors import ServeConfigError
+from trainwright.errors import NotReady, ServeConfigError
 from trainwright.serve import DeploymentSettings
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.responses import incomplete_refusal
 from trainwright.serve.runtime.worker_slots import WorkerHealth
+from trainwright.serve.service import Options
 
 
 class TestHealth:
@@ -36,3 +40,18 @@ class TestHealth:
 def test_settings_out_of_range(settings, sentence):
     with pytest.raises(ServeConfigError, match=sentence):
         DeploymentSettings(**settings)
+
+
+def test_an_answer_below_the_quorum_is_none(tmp_path):
+    """Of two members the heavier one answers alone, the lighter one does not: the refusal says what is missing."""
+    found = members.ensemble(tmp_path, 2, weights=[0.4, 0.6])
+    request = Request(x=members.inputs(1), options=Options(), admitted=0.0)
+
+    def refusal(missing, **settings):
+        return incomplete_refusal(found, request, {missing: "it died"}, DeploymentSettings(**settings), late=False)
+
+    assert refusal(0) is None
+    assert refusal(1, quorum=0.4) is None
+    refused = refusal(1)
+    assert isinstance(refused, NotReady)
+    assert "1 of 2 members (40% of the weight); needed: 50% of the weight; try again" in str(refused)
