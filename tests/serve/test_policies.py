@@ -1,12 +1,15 @@
 """The policies of serving, without processes: health of a worker, and limits of settings."""
 
+from concurrent.futures import CancelledError
+
+import numpy as np
 import numpy_members as members
 import pytest
 
-from trainwright.errors import NotReady, ServeConfigError
+from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
 from trainwright.serve import DeploymentSettings
 from trainwright.serve.runtime.batching import Request
-from trainwright.serve.runtime.responses import incomplete_refusal
+from trainwright.serve.runtime.responses import answer_request, incomplete_refusal
 from trainwright.serve.runtime.worker_slots import WorkerHealth
 from trainwright.serve.service import Options
 
@@ -55,3 +58,33 @@ def test_an_answer_below_the_quorum_is_none(tmp_path):
     refused = refusal(1)
     assert isinstance(refused, NotReady)
     assert "1 of 2 members (40% of the weight); needed: 50% of the weight; try again" in str(refused)
+
+
+def test_a_request_ends_in_an_answer_or_in_what_was_wrong(tmp_path):
+    """Of those that came; a refusal, rows that a member cannot answer, and a broken combination; or nothing is told."""
+    found, x = members.ensemble(tmp_path, 2, weights=[0.4, 0.6]), members.inputs(3)
+
+    def ended(predictions, **told):
+        request = Request(x=x, options=Options(), admitted=0.0, predictions=predictions, **told)
+        answer_request(found, request)
+        return request.future
+
+    both = {member: members.predicted(member, x) for member in (0, 1)}
+    answer = ended(both).result(0)
+    assert (answer.used, answer.missing, answer.weight) == ((0, 1), {}, 1.0)
+    np.testing.assert_allclose(answer.prediction, members.expected(found, x), atol=1e-12)
+    answer = ended({1: both[1]}, missing={0: "it died"}).result(0)
+    assert (answer.used, answer.missing, answer.weight) == ((1,), {0: "it died"}, 0.6)
+    np.testing.assert_allclose(answer.prediction, members.expected(found, x, [1]), atol=1e-12)
+    for wrong, kind, sentence in (
+        (ended(both, refusal=NotReady("it ends", 1.0)), NotReady, "it ends"),
+        (ended({0: both[0], 1: np.full((3, 3), np.nan)}), RequestError, "request"),
+        (ended({0: both[0], 1: None}), ServeError, "request: cannot be combined"),
+    ):
+        with pytest.raises(kind, match=sentence):
+            wrong.result(0)
+    cancelled = Request(x=x, options=Options(), admitted=0.0, predictions=both)
+    cancelled.future.cancel()
+    answer_request(found, cancelled)
+    with pytest.raises(CancelledError):
+        cancelled.future.result(0)
