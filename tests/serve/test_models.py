@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,12 +144,19 @@ def test_one_export_is_loaded_again(tmp_path):
         assert np.abs(after - before).max() > 1e-3
 
 
-def test_expected_and_reached_stand_side_by_side(tmp_path):
-    found = ensemble(tmp_path, [{}])
+def test_expected_and_reached_stand_side_by_side(tmp_path, monkeypatch):
+    """What is reached is counted between two looks, at least a second apart."""
+    found, now = ensemble(tmp_path, [{}]), [50.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    monkeypatch.setattr("trainwright.serve.deployment.time", clock)
     with Deployment(found, DeploymentPlan.simple(found, "cpu", in_process=True)) as service:
-        until = time.monotonic() + 1.1
-        while time.monotonic() < until:
-            service.predict(X)
-        state = service.state()
+        reached = []
+        # A look that comes too soon tells what the one before did.
+        for later, requests in ((4.0, 8), (0.5, 3), (0.5, 1)):
+            for _ in range(requests):
+                service.predict(X)
+            now[0] += later
+            state = service.state()
+            reached.append(state["reached_rows_per_second"] / len(X))
         assert state["expected_rows_per_second"] == 0.0  # of a plan that was not measured
-        assert 0 < state["reached_rows_per_second"] < 1e7
+        assert reached == [2.0, 2.0, 4.0]
