@@ -71,6 +71,16 @@ def test_the_best_loss_counts_and_not_the_last():
     assert isinstance(verdict, Continue)
 
 
+def test_a_trial_is_judged_beside_five_others():
+    """The least number of others if none is given."""
+    rule = Median()
+    index, stopped = rule.empty(), []
+    for trial in range(7):
+        index, verdict = judge(rule, index, trial, 1, float(trial))
+        stopped.append(isinstance(verdict, Stop))
+    assert stopped == [False] * 5 + [True] * 2
+
+
 def test_next_epoch():
     """The next verdict falls at the next compared epoch: 2, 5, 8, ..."""
     rule = Median(min_epochs=2, interval=3)
