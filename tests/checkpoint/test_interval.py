@@ -178,6 +178,11 @@ class TestPlan:
         )
         assert plan_saves(here, remaining_seconds=1e9).interval_seconds == pytest.approx(exact_interval(here), rel=1e-4)
 
+    def test_one_save_fewer_where_none_would_have_time(self):
+        """Three saves of ten seconds each are just what is left: two have time."""
+        slow = Costs(mtbf_seconds=10.0, cost_seconds=0.5, persist_seconds=10.0)
+        assert plan_saves(slow, remaining_seconds=30) == SavePlan(interval_seconds=14.5, optimum_seconds=9.5, saves=2)
+
     def test_too_late(self):
         """A save that takes longer than what is left is begun at once, and the user hears of it."""
         found = plan_saves(costs(0.01), remaining_seconds=50)
