@@ -29,7 +29,15 @@ import trainwright as tw
 
 __all__ = ["main"]
 
+_SRUN = 'done=$1; shift; srun -Q -n1 -c1 -J $0 "$@" && test -e $done'
+"""Runs a job of that name; srun's status is 0 as well if a node fails."""
+
 _RAY = str(ROOT / "tests" / "engine" / "ray_cluster.py")
+
+
+def _done(study: str) -> str:
+    """Return the path of a file that is there once a worker has found all done."""
+    return f"{study}.done"
 
 
 def _storm_on_slurm(options: argparse.Namespace, folder: Path, errors: Any) -> dict[str, int]:
@@ -40,8 +48,8 @@ def _storm_on_slurm(options: argparse.Namespace, folder: Path, errors: Any) -> d
         os.environ.update(slurm.environment)
 
         def start(number: int) -> subprocess.Popen[bytes]:
-            srun = ["/usr/bin/env", "srun", "-Q", "-n1", "-c1", "-J", f"storm{number}"]
-            return start_worker("benchmarks.scale.nodes", str(study), options.trials, errors, *srun)
+            before = ["/bin/sh", "-c", _SRUN, f"storm{number}", _done(str(study))]
+            return start_worker("benchmarks.scale.nodes", str(study), options.trials, errors, *before)
 
         def kill(number: int) -> None:
             # The worker at once; then its job, which may still wait for a node.
@@ -102,6 +110,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(argv)
     if options.worker is not None:
         work(options.worker, options.trials)
+        Path(_done(options.worker)).touch()
         return {}
     sys.path.append(str(ROOT / "tests" / "study"))
     if options.on == "slurm" and (why := importlib.import_module("clusters").missing_for_slurm()):
