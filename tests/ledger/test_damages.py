@@ -193,6 +193,18 @@ def test_a_line_that_is_too_long_hides_nothing(ledger, monkeypatch):
     ledger.append([facts.note("x", 1)])
 
 
+@pytest.mark.parametrize("what", ["folder", "link to itself"])
+def test_what_is_no_file_is_named(ledger, what):
+    """It hides nothing, and is looked at once."""
+    path, _ = written(ledger)
+    other = path.with_name("a-1-0.jsonl")
+    other.mkdir() if what == "folder" else other.symlink_to(other.name)
+    reader = DirectoryLedger(ledger.directory)
+    for _ in range(2):
+        assert numbers(reader.read(None)[0]) == list(range(6))
+        assert [(each.path, each.why) for each in reader.dropped()] == [(other.name, "it is no file")]
+
+
 # Lines that are sound, and wrong.
 
 

@@ -113,6 +113,15 @@ def told(*records):
     return one.trials[0]
 
 
+def test_what_need_not_be_given_is_empty():
+    """A failure without a traceback, and a checkpoint that was not timed."""
+    assert facts.failed(1, 1, failure="exception", message="no").body == {
+        "failure": "exception", "message": "no", "traceback": "", "wall_seconds": 0.0,
+    }  # fmt: skip
+    saved = facts.checkpointed(1, 1, epoch=2, path="p", bytes=3, digest="d").body
+    assert (saved["step"], saved["blocking_seconds"], saved["persist_seconds"]) == (0, 0.0, 0.0)
+
+
 def test_proposed_started_and_ended():
     assert told(facts.proposed(0, params={"x": 1}, key="k", origin={}, seen=0, seen_hash="0")).status == "proposed"
     assert told(start()).status == "running"
