@@ -3,8 +3,8 @@
     python benchmarks/mutation/run.py --packages ledger,schedule --mutants 20 --seed 0 --results mutants.json
 
 Each mutant changes one place of a copy of the package (a comparison, a sign, a condition, a number, a returned value, a
-statement left out), then tests run until the first failure: of the package's tests the module's namesake, and the files
-that name most often what it offers. A mutant on which they pass survives, and is printed; another file might have
+statement left out), then tests run until the first failure: of the package's tests the module's namesake, the files
+that name most often what it offers, and those that bear the name of its folder, four at most. A mutant on which they pass survives, and is printed; another file might have
 noticed it, so the share is a lower bound. Mutants are drawn from the seed, without those that leave the compiled code
 as it is. Results are kept as they come: the same command continues.
 """
@@ -200,14 +200,15 @@ def _fork_tests(tests: Sequence[str], source: Path, failing: Path) -> int:
 
 
 def choose_tests(package: str, file: Path) -> list[str]:
-    """Return the files of tests that name what a module offers: its namesake, then those that do so most; else all."""
+    """Return files of tests: the module's namesake, those that name most often what it offers, its folder's; else all."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     names = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)} | {file.stem}
     files = sorted(path for each in TESTS[package] for path in ROOT.glob(each))
     found = []
     for path in files:
         words = re.findall(r"\w+", path.read_text(encoding="utf-8"))
-        if count := sum(word in names for word in words):
+        count = sum(word in names for word in words)
+        if count or f"_{file.parent.name}" in path.stem:
             found.append((path.stem != f"test_{file.stem}", -count, str(path.relative_to(ROOT))))
     return [path for *_, path in sorted(found)[:_FILES]] or [str(path.relative_to(ROOT)) for path in files]
 
