@@ -3,10 +3,11 @@
     python benchmarks/mutation/run.py --packages ledger,schedule --mutants 20 --seed 0 --results mutants.json
 
 Each mutant changes one place of a copy of the package (a comparison, a sign, a condition, a number, a returned value, a
-statement left out), then tests run until the first failure: of the package's tests the module's namesake, the files
-that name most often what it offers, and those that bear the name of its folder, four at most. A mutant on which they pass survives, and is printed; another file might have
-noticed it, so the share is a lower bound. Mutants are drawn from the seed, without those that leave the compiled code
-as it is. Results are kept as they come: the same command continues.
+statement left out), then tests run until the first failure: four files of the package's tests at most, the module's
+namesake, those that name most often what it offers, and those that bear the name of its folder. A mutant on which they
+pass survives, and is printed; another file might have noticed it, so the share is a lower bound. Mutants are drawn from
+the seed, without those that leave the compiled code as it is. Results are kept as they come: the same command
+continues.
 """
 
 import argparse
@@ -200,7 +201,7 @@ def _fork_tests(tests: Sequence[str], source: Path, failing: Path) -> int:
 
 
 def choose_tests(package: str, file: Path) -> list[str]:
-    """Return files of tests: the module's namesake, those that name most often what it offers, its folder's; else all."""
+    """Return files of tests: the module's namesake, those that name most what it offers, its folder's; else all."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     names = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)} | {file.stem}
     files = sorted(path for each in TESTS[package] for path in ROOT.glob(each))
