@@ -70,7 +70,7 @@ def parallel_coordinates(overview: Overview, space: Space, names: Sequence[str] 
         data=_draw_lines(overview, lines, axes, rank[lines]),
         layout=layout(
             xaxis=axis(range=[-0.3, len(axes) - 0.7], visible=False, fixedrange=True),
-            yaxis=axis(range=[_INACTIVE - 0.1, 1.1], visible=False, fixedrange=True),
+            yaxis=axis(range=[_INACTIVE - 0.1 if inactive else -0.05, 1.1], visible=False, fixedrange=True),
             shapes=[{**_AXIS_LINE, "x0": x, "x1": x} for x in range(len(axes))],
             annotations=[label for x, item in enumerate(axes) for label in _label_axis(x, item)],
             margin={"l": 16, "r": 16},
