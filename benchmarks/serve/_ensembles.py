@@ -24,9 +24,14 @@ INPUTS, OUTPUTS = 256, 10
 
 
 def mlp(params: Mapping[str, Any]) -> nn.Module:
-    """Build a network of `depth` hidden layers of `width`."""
+    """Build a network of `depth` hidden layers of `width`; with `channels` a convolutional one of 16 x 16 images."""
+    layers: list[nn.Module]
+    if channels := params.get("channels"):
+        layers = [nn.Unflatten(1, (1, 16, 16)), nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(4 * channels, OUTPUTS))
     width = params["width"]
-    layers: list[nn.Module] = [nn.Linear(INPUTS, width), nn.ReLU()]
+    layers = [nn.Linear(INPUTS, width), nn.ReLU()]
     for _ in range(params["depth"] - 1):
         layers += [nn.Linear(width, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(width, OUTPUTS))

@@ -14,8 +14,7 @@ from allocation_for_tests import single_units
 from served_networks import ensemble, inputs
 
 from trainwright.errors import AllocationError, DeadlinePassed, NotReady, Overloaded, RequestError
-from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options, TimeTables, allocate
-from trainwright.serve.placement.units import MemoryModel
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options
 
 X = inputs(20)
 
@@ -142,13 +141,20 @@ def test_a_plan_without_processes_has_one_group_of_cores(tmp_path):
         replace(simple, units=single_units(2), matrix=((8, 8),))
 
 
-def test_a_search_takes_the_largest_of_the_fastest_batches(tmp_path, monkeypatch):
-    """Times that differ by noise alone do not cut requests into small batches."""
-    found = ensemble(tmp_path, [{}])
+@pytest.mark.parametrize(
+    ("milliseconds", "batch"),
+    [
+        # Of equals the largest; a batch too large for the caches is not one of them.
+        ({1: 1.0, 4: 4.0, 16: 16.0, 64: 64.0, 256: 256.0, 512: 900.0}, 256),
+        ({1: 1.0, 4: 1.1, 16: 1.5, 64: 2.0, 256: 4.0, 512: 8.3}, 512),
+        ({1: 9.0, 4: 36.0, 16: 190.0, 64: 800.0, 256: 3200.0, 512: 6400.0}, 4),
+    ],
+)
+def test_the_batch_is_the_largest_of_the_fastest(tmp_path, monkeypatch, milliseconds, batch):
 
-    def measured(ensemble, devices, batches):
-        seconds = {device.model: np.array([[1e-5, 6.4e-5, 1.3e-4, 9e-4]]) for device in devices}
-        return TimeTables(batches=(1, 64, 128, 512), seconds=seconds, source="measured"), MemoryModel.assumed(ensemble)
+    def timed(calls, seconds):
+        return [milliseconds[len(call.args[0])] / 1e3 for call in calls]
 
-    monkeypatch.setattr("trainwright.serve.placement.allocate.measure_times", measured)
-    assert allocate(found, "cpu:0").matrix == ((128,),)
+    monkeypatch.setattr("trainwright.serve.runtime.in_process.time_calls", timed)
+    with Deployment(ensemble(tmp_path, [{}])) as service:
+        assert service.state()["instances"][0]["batch"] == batch

@@ -107,7 +107,7 @@ class Deployment:
 
     def predict(self, x: "Array | torch.Tensor", **options: Any) -> Array:
         """Return the combined prediction of rows x [N, ...], as `Ensemble.predict` does; options as in `Options`."""
-        return self.submit(x, Options(**options)).result().prediction
+        return self.submit(x, Options(**options) if options else None).result().prediction
 
     def submit(self, x: "Array | torch.Tensor", options: Options | None = None) -> "Future[Response]":
         """Admit the rows x [N, ...], which are not to be changed until the answer has come.

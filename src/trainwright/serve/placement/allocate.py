@@ -22,7 +22,6 @@ from trainwright.serve.placement.devices import Device, parse_devices, room_of, 
 from trainwright.serve.placement.integer_program import PlacementProblem, PlacementSolution
 from trainwright.serve.placement.timing import can_be_timed, measure_times
 from trainwright.serve.placement.units import MemoryModel, TimeTables, Unit, packed_units
-from trainwright.serve.runtime.in_process import MOMENT_ROWS, MOMENT_SECONDS
 from trainwright.serve.service import DeploymentSettings, Response
 
 __all__ = ["allocate", "allocate_or_pack"]
@@ -31,7 +30,7 @@ _TURNS = 3
 _LOADED_ROWS = 128  # of a request under load
 _WINDOW_SECONDS = 0.2  # for which a plan is loaded in each turn
 _LIMIT_SECONDS = 60.0  # of one answer
-_AS_FAST = 0.9  # of most rows a second
+_MOMENT_ROWS, _MOMENT_SECONDS = 64, 2e-3  # of a batch that is not worth its hand-over to another process
 _LEAST_GAIN, _LEAST_SINGLE, _GREAT_GAIN = 1.1, 0.9, 3.0  # of worker processes over none, see `_find_fastest`
 
 
@@ -208,12 +207,11 @@ def _refuse_ensemble(devices: tuple[Device, ...], tables: TimeTables, memory: Me
 
 
 def _in_process_plan(plan: DeploymentPlan, device: Device, tables: TimeTables) -> DeploymentPlan:
-    """Return the plan that computes all members in the calling process, with the largest of the fastest batches."""
+    """Return the plan that computes all members in the calling process, which chooses smaller batches if it pays."""
     unit = Unit(members=tuple(range(sum(len(one.members) for one in plan.units))))
     # Batches that took too long to be timed have no rate.
     rates = np.nan_to_num(np.array(tables.batches) / tables.of_units([unit], [device])[0, 0])
-    # A smaller one would cut requests for nothing: a tenth is within what times vary by.
-    batch = tables.batches[int(np.flatnonzero(rates >= _AS_FAST * rates.max())[-1])]
+    batch = tables.batches[int(np.flatnonzero(rates)[-1])]
     expected = {**plan.expected, "value": float(rates.max()), "bound": float(rates.max())}
     return replace(plan, devices=(device,), units=(unit,), matrix=((batch,),), expected=expected, in_process=True)
 
@@ -221,8 +219,8 @@ def _in_process_plan(plan: DeploymentPlan, device: Device, tables: TimeTables) -
 def _takes_a_moment(plan: DeploymentPlan, tables: TimeTables) -> bool:
     """Say whether a batch of all members is so short that handing it to a process takes longer than it is worth."""
     [unit] = plan.units
-    places = [place for place, batch in enumerate(tables.batches) if batch <= MOMENT_ROWS]
-    return bool(places) and tables.of_units([unit], plan.devices)[0, 0, places[-1]] <= MOMENT_SECONDS
+    places = [place for place, batch in enumerate(tables.batches) if batch <= _MOMENT_ROWS]
+    return bool(places) and tables.of_units([unit], plan.devices)[0, 0, places[-1]] <= _MOMENT_SECONDS
 
 
 def _parse_or_simulate(

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,13 +35,14 @@ from trainwright.serve.service import Response
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MOMENT_ROWS", "MOMENT_SECONDS", "InProcessRuntime"]
+__all__ = ["InProcessRuntime"]
 
-_START_SECONDS = 0.2  # for which batches are timed at the start
-MOMENT_SECONDS = 2e-3  # that an event loop may compute, for its other connections wait meanwhile
-MOMENT_ROWS = 64  # of a batch that takes no longer, or threads are worth their hand-over
+_START_SECONDS = 0.3  # for which batches are timed at the start
+_GROWTH = 4  # from one batch that is timed to the next
+_AS_FAST = 0.95  # of most rows a second
+_MOMENT_SECONDS = 5e-3  # that an event loop may compute, for its other connections wait meanwhile
 _BATCH_SECONDS = 0.05  # beyond which larger batches gain nothing, but take memory and keep others waiting
-_THREADS_GAIN = 1.3  # over one thread that several must show: when others use the cores they lose
+_THREADS_GAIN = 1.3  # over one thread that several must show
 _computing = threading.Lock()  # held by the thread that computes, for any runtime of this process
 
 
@@ -59,7 +61,7 @@ class InProcessRuntime(Runtime):
         self._thread = threading.Thread(target=self._run_thread, name="trainwright-in-process", daemon=True)
         self._loop: MemberLoop
         # Weights that sum to 1, where the outputs are logits of a weighted mean.
-        self._shares: torch.Tensor | None = None
+        self._shares: Array | None = None
         self._batch_seconds = 0.0
         # What an event loop computes itself, rows at most; and whether it is about to.
         self._moment_rows, self._scheduled = 0, False
@@ -73,36 +75,35 @@ class InProcessRuntime(Runtime):
         self._threads_before = torch.get_num_threads()
         self._loop = MemberLoop(self._ensemble.members, device="cpu")
         if self._ensemble.rule.name == "weighted" and all(one.link == "softmax" for one in self._ensemble.members):
-            weights = torch.tensor(self._ensemble.weights, dtype=torch.float64)
-            self._shares = weights / weights.sum()
+            self._shares = np.array(self._ensemble.weights) / sum(self._ensemble.weights)
         self._time_batches()
         self._thread.start()
 
     def _time_batches(self) -> None:
         """Choose batch, threads of an operation, and what an event loop may compute, by the times of batches."""
-        x = np.zeros((1, *self._input_shape), self._dtype)
-        self._compute_outputs(x)
-        while len(x) < self._batch:
+        batches: list[Array] = []
+        rows, seconds = 1, 0.0
+        while not batches or (len(batches[-1]) < self._batch and seconds <= _BATCH_SECONDS):
+            batches.append(np.zeros((rows, *self._input_shape), self._dtype))
+            self._compute_outputs(batches[-1])
             # This thread's own seconds: what else runs here does not make batches small.
             began = time.thread_time()
-            self._compute_outputs(x)
-            if time.thread_time() - began > _BATCH_SECONDS:
-                break
-            x = np.zeros((min(2 * len(x), self._batch), *x.shape[1:]), x.dtype)
-        self._batch = len(x)
-        small = x[: min(self._batch, MOMENT_ROWS)]
-        calls = [lambda: self._compute_outputs(small), lambda: self._compute_outputs(x)]
+            self._compute_outputs(batches[-1])
+            seconds, rows = time.thread_time() - began, min(_GROWTH * rows, self._batch)
+        calls = [partial(self._compute_outputs, x) for x in batches]
         most = self.plan.instances[0].threads
-        seconds: dict[int, list[float]] = {}
+        timed: dict[int, float] = {}
         for threads in dict.fromkeys([1, most]):
             self._threads = threads
-            seconds[threads] = time_calls(calls, _START_SECONDS / 2)
-        # When others use the cores several threads wait for each other.
-        several = seconds[1][1] > _THREADS_GAIN * seconds[most][1]
-        self._threads = most if several else 1
-        moment, self._batch_seconds = seconds[self._threads]
-        self._moment_rows = len(small) if moment <= MOMENT_SECONDS else 0
-        self.rate = self._batch / max(self._batch_seconds, 1e-9)
+            # What a large batch gains a single row may lose, and threads wait for each other when others use the cores.
+            timed[threads] = math.prod(time_calls([calls[0], calls[-1]], _START_SECONDS / 3))
+        self._threads = most if timed[1] > _THREADS_GAIN * timed[most] else 1
+        found = {len(x): seconds for x, seconds in zip(batches, time_calls(calls, _START_SECONDS / 3), strict=True)}
+        rates = {size: size / seconds for size, seconds in found.items()}
+        # A batch too large for the caches is slower; a smaller one would cut requests for nothing.
+        self._batch = max(size for size, rate in rates.items() if rate >= _AS_FAST * max(rates.values()))
+        self._batch_seconds, self.rate = found[self._batch], rates[self._batch]
+        self._moment_rows = max((size for size, seconds in found.items() if seconds <= _MOMENT_SECONDS), default=0)
 
     @property
     def answering(self) -> frozenset[int]:
@@ -159,6 +160,7 @@ class InProcessRuntime(Runtime):
                 "device": instance.device.name,
                 "state": "lost" if self.over else "ready",
                 "pid": os.getpid(),
+                "threads": self._threads,
                 "batch": self._batch,
                 "batches": self.counts["segments"],
                 "batch_ms": 1e3 * self._batch_seconds,
@@ -274,15 +276,17 @@ class InProcessRuntime(Runtime):
         # For this thread, once: to change them back would take longer than many batches.
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        parts = torch.from_numpy(x).split(self._batch)
+        rows = torch.from_numpy(x)
+        parts = (rows,) if len(x) <= self._batch else rows.split(self._batch)
         found = []
-        for place, member in enumerate(self._ensemble.members):
-            try:
-                outputs = [self._loop.compute(place, part) for part in parts]
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"[:500]
-                raise RequestError(f"request: trial {member.trial} refused the rows ({why})") from error
-            found.append(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+        with torch.inference_mode():
+            for place, member in enumerate(self._ensemble.members):
+                try:
+                    outputs = [self._loop.compute(place, part) for part in parts]
+                except Exception as error:
+                    why = f"{type(error).__name__}: {error}"[:500]
+                    raise RequestError(f"request: trial {member.trial} refused the rows ({why})") from error
+                found.append(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
         return found
 
     def _refuse_late(self, request: Request) -> bool:
@@ -307,7 +311,7 @@ class InProcessRuntime(Runtime):
             request.future.set_exception(outcome)
 
 
-def _weighted_probabilities(outputs: "Sequence[torch.Tensor]", shares: "torch.Tensor") -> Array:
+def _weighted_probabilities(outputs: "Sequence[torch.Tensor]", shares: Array) -> Array:
     """Return the weighted mean [N, C] of the softmax of logits [N, C], in one pass over all members.
 
     It is what the rule "weighted" computes, in a tenth of the time for a few rows. A row of logits that are not finite
@@ -315,8 +319,8 @@ def _weighted_probabilities(outputs: "Sequence[torch.Tensor]", shares: "torch.Te
     """
     import torch
 
-    probabilities = torch.stack(outputs).softmax(2, dtype=torch.float64)  # type: ignore[arg-type]  # a list
-    return (shares @ probabilities.flatten(1)).reshape(probabilities.shape[1:]).numpy()
+    probabilities = torch.stack(outputs).softmax(2, dtype=torch.float64).numpy()  # type: ignore[arg-type]  # a list
+    return np.asarray((shares @ probabilities.reshape(len(shares), -1)).reshape(probabilities.shape[1:]))
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from trainwright.ensemble.library.member import Member, read_member
 from trainwright.ensemble.library.networks import apply_link, build_network, shape_outputs
@@ -52,27 +52,25 @@ class MemberLoop:
         """Yield (k, predictions [N, ...] in float64) for each of these members, as soon as it is done."""
         import torch
 
+        # As in-process prediction does, so that answers are equal.
+        compute = torch.inference_mode()(self.compute)
         rows = torch.from_numpy(x).to(self.device)
         # An accelerator works while this thread continues, so there all are started before the first is waited for.
         ahead = list(members) if self.device != "cpu" else []
-        started = {k: self.compute(k, rows) for k in ahead}
+        started = {k: compute(k, rows) for k in ahead}
         for k in members:
-            output = started[k] if k in started else self.compute(k, rows)
+            output = started[k] if k in started else compute(k, rows)
             member = self.members[k]
             yield k, shape_outputs(apply_link(output, member.link).cpu().double().numpy(), member.output)
 
     def compute(self, k: int, rows: "torch.Tensor") -> "torch.Tensor":
-        """Return the output of network k for a batch on its device, in the network's floating type."""
-        import torch
-
+        """Return the output of network k for a batch on its device, in the network's type; in inference mode."""
         dtype = self._dtypes[k]
-        # As in-process prediction does, so that answers are equal.
-        with torch.inference_mode():
-            if dtype is not None and rows.dtype != dtype and rows.is_floating_point():
-                rows = rows.to(dtype)
-            for layer in self._layers[k]:
-                rows = layer(rows)
-            return rows
+        if dtype is not None and rows.dtype != dtype and rows.is_floating_point():
+            rows = rows.to(dtype)
+        for layer in self._layers[k]:
+            rows = layer(rows)
+        return rows
 
 
 def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor], torch.Tensor]]":
@@ -83,17 +81,19 @@ def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor]
     import torch
     from torch import nn
 
-    def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-        hooks = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
-        return type(module) is kind and not hooks
-
-    if isinstance(network, nn.Linear) and is_plain(network, nn.Linear):
-        return [partial(nn.functional.linear, weight=network.weight, bias=network.bias)]
-    if not is_plain(network, nn.Sequential):
+    # Hooks are only run by a call of the module.
+    if network._forward_hooks or network._forward_pre_hooks:  # noqa: SLF001 - torch has no other way to ask
         return [network]
+    if type(network) is nn.Linear:
+        return [partial(nn.functional.linear, weight=network.weight, bias=network.bias)]
+    if type(network) is not nn.Sequential:
+        # Of torch's own layers `forward` is all that a call does.
+        own = type(network).__module__.startswith("torch.nn.modules.")
+        return [network.forward if own else network]
     calls: list[Callable[[torch.Tensor], torch.Tensor]] = []
-    for layer in cast("nn.Sequential", network):
+    for layer in network:
         # What a linear layer returns belongs to nobody else, so the ReLU behind it needs no memory of its own.
         after_linear = bool(calls) and isinstance(calls[-1], partial)
-        calls += [torch.relu_] if after_linear and is_plain(layer, nn.ReLU) else _flatten_layers(layer)
+        found = _flatten_layers(layer)
+        calls += [torch.relu_] if after_linear and type(layer) is nn.ReLU and found != [layer] else found
     return calls

@@ -96,6 +96,7 @@ class WorkerPool:
                 "device": worker.instance.device.name,
                 "state": worker.state.value,
                 "pid": None if worker.process is None else worker.process.pid,
+                "threads": worker.instance.threads,
                 "batch": worker.instance.batch,
                 "batches": worker.batches,
                 "batch_ms": 1e3 * worker.health.median_seconds,
