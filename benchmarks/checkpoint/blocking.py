@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Blocking", "compare_blocking", "idle_step_seconds"]
+__all__ = ["Blocking", "compare_blocking", "idle_step_seconds", "make_training"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,22 +47,9 @@ class Blocking:
 
 def compare_blocking(folder: Path, size: int, rounds: int = 20, writer: str = "thread") -> Blocking:
     """Train with a state of at least `size` bytes and measure; files go below `folder`."""
-    import torch
-    from torch import nn
-
     from trainwright.checkpoint import CheckpointConfig, Manager, Retention
 
-    width = 1024
-    layers = -(-size // (12 * (width + 1) * width))  # fp32 weights and two moments
-    torch.manual_seed(0)
-    model = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    batch = torch.randn(16, width)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
+    model, optimizer, step = make_training(size)
 
     def managed_step() -> None:
         step()
@@ -104,6 +91,26 @@ def compare_blocking(folder: Path, size: int, rounds: int = 20, writer: str = "t
     shutil.rmtree(folder / "manager")
     file.unlink()
     return found
+
+
+def make_training(size: int) -> tuple[Any, Any, Callable[[], None]]:
+    """Return a perceptron, its optimizer, and what takes a step; their state has at least `size` bytes."""
+    import torch
+    from torch import nn
+
+    width = 1024
+    layers = -(-size // (12 * (width + 1) * width))  # fp32 weights and two moments
+    torch.manual_seed(0)
+    model = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    batch = torch.randn(16, width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return model, optimizer, step
 
 
 def idle_step_seconds(folder: Path, steps: int = 20_000) -> float:

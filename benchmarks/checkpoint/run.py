@@ -3,14 +3,16 @@
     python benchmarks/checkpoint/run.py --json
     python benchmarks/checkpoint/run.py --parts kills,flips --kills 1000 --results benchmarks/results/checkpoint.json
 
-Parts: `blocking` beside torch.save and torch.load with states of 200 MB and 1 GB; `kills` of a process that saves;
-`flips` of single bits and other damages; `intervals` beside the best that simulated losses show; `resume` in every
-combination of workers, ranks and precision, bit for bit. With `--results FILE` the parts that are not run stay as
-they are in the file; `--parts ""` runs none, and makes summary and table anew.
+Parts: `blocking` beside torch.save and torch.load with states of 200 MB and 1 GB; `durable` beside torch's
+asynchronous saving; `kills` of a process that saves; `flips` of single bits and other damages; `intervals` beside the
+best that simulated losses show; `resume` in every combination of workers, ranks and precision, bit for bit. With
+`--results FILE` the parts that are not run stay as they are in the file; `--parts ""` runs none, and makes summary and
+table anew.
 """
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,6 +25,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import ROOT, add_arguments, environment, finish, progress, table
 from benchmarks.checkpoint.blocking import compare_blocking, idle_step_seconds
+from benchmarks.checkpoint.durable import compare_durable
 from benchmarks.checkpoint.flips import DAMAGES, damage_at_random
 from benchmarks.checkpoint.intervals import compare_intervals
 from benchmarks.checkpoint.kills import kill_while_saving
@@ -60,6 +63,18 @@ def blocking(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 summary[f"{key}_{kind}_least_{name}"] = found.least(pair[0]) / found.least(pair[1])
                 summary[f"{key}_{kind}_cpu_{name}"] = found.ratio(*cpu)
     return {"summary": summary, "rounds": rounds}
+
+
+def durable(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measure what a save costs until it is on disk, beside torch's asynchronous saving."""
+    progress(f"durable: {arguments.rounds} rounds")
+    found = compare_durable(folder, _SIZES["200mb"], arguments.rounds)
+    ours, theirs = ({key: found[name, key] for key in ("wall", "processor")} for name in ("ours", "dcp"))
+    summary = {"durable_ms": 1e3 * statistics.median(ours["wall"])}
+    for key, times in ours.items():
+        summary[f"durable_{key}_over_dcp"] = statistics.median(times) / statistics.median(theirs[key])
+        summary[f"durable_{key}_over_dcp_mean"] = sum(times) / sum(theirs[key])
+    return {"summary": summary, "rounds": {"ours": ours, "dcp": theirs}}
 
 
 def kills(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -128,6 +143,7 @@ def resumes(arguments: argparse.Namespace, _folder: Path) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "blocking": blocking,
+    "durable": durable,
     "kills": kills,
     "flips": flips,
     "intervals": intervals,
@@ -193,6 +209,8 @@ _CLAIMS = {
             f"verified_over_load_and_hash_warm_{name}": f"verified restore / torch.load and hashing, cached, {size}",
         }.items()
     },
+    "durable_wall_over_dcp": "until a save of 211 MB is durable / torch's asynchronous saving (DCP)",
+    "durable_processor_over_dcp": "- processor time of the same / DCP's",
     "kills": "kill -9 at a random moment",
     "kills_lost": "- of them lost a checkpoint that was reported",
     "kills_wrong": "- of them left a wrong one that was restored",

@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -324,14 +324,14 @@ class Ranks(SingleRank):
         own = {item: _encode_json(value) for item, value in job.captured.tree.items()}
         opened = False
 
-        def write(folder: Path) -> Manifest:
+        def write(folder: Path, files: ExitStack) -> Manifest:
             nonlocal opened
             opened = True
             self._broadcast((folder, {item: digest_bytes(text) for item, text in own.items()}), self._writers)
             reports = self._gather(self._write_report(layer, folder, job, memory, {}), self._writers)
             manifest, tree = merge_reports(job.manifest, reports)
             whole = self._parts.unite_trees({**job.captured.tree, **tree})
-            return replace(manifest, files=(*manifest.files, write_tree(layer, folder, whole)))
+            return replace(manifest, files=(*manifest.files, write_tree(layer, folder, files, whole)))
 
         ending: Published | Exception
         try:
@@ -363,7 +363,9 @@ class Ranks(SingleRank):
         own = job.manifest
         report = RankReport(rank=self.rank, step=own.step, lease=own.lease, ties=own.ties)
         try:
-            file, records = write_data(layer, folder, job.mine, memory, rank=self.rank)
+            # Durable before the first rank is told.
+            with ExitStack() as files:
+                file, records = write_data(layer, folder, files, job.mine, memory, rank=self.rank)
         except (OSError, CheckpointError) as error:
             return replace(report, error=error)
         named = {item if "@" in item else f"{item}@{self.rank}": value for item, value in trees.items()}

@@ -14,7 +14,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from trainwright.checkpoint.ranks.tensor_slices import TensorShare
 from trainwright.checkpoint.save.shard_file import ShardFile, write_shard
 from trainwright.checkpoint.state.captured import Captured
 from trainwright.errors import CheckpointError, CheckpointSpaceError
-from trainwright.publishing import FileLayer, write_new
+from trainwright.publishing import FileLayer, new_file
 
 __all__ = [
     "STATE",
@@ -75,8 +75,12 @@ def list_published(home: Path) -> list[Path]:
     ]
 
 
-def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable[[Path], Manifest]) -> Published:
+def publish(
+    layer: FileLayer, home: Path, step: int, lease: int, write: Callable[[Path, ExitStack], Manifest]
+) -> Published:
     """Let `write` fill a temporary folder and return the manifest; then make it the checkpoint of `step`.
+
+    Files of the stack that `write` is given are synced at its end.
 
     Raises `OSError` if it cannot be done; nothing is left of it then, and what was there before still is.
     """
@@ -84,10 +88,10 @@ def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable
     try:
         # Everything is written below a hidden name first. A crash leaves that folder, and never half a checkpoint.
         layer.make_folder(temporary)
-        manifest = write(temporary)
-        write_new(layer, temporary / f"{MANIFEST}.tmp", [memoryview(manifest.to_bytes())])
-        # The manifest comes last: its presence says that all other files are whole.
-        layer.rename(temporary / f"{MANIFEST}.tmp", temporary / MANIFEST)
+        # All files are written before the first is waited for: the disk then brings them down together.
+        with ExitStack() as files:
+            manifest = write(temporary, files)
+            _write_file(layer, temporary / MANIFEST, files, manifest.to_bytes())
         layer.sync_folder(temporary)
         # One rename publishes; syncing the parent makes the new name survive the machine.
         path = _rename_to_free(layer, temporary, home / step_name(step))
@@ -193,28 +197,30 @@ class WriteJob:
 def write_checkpoint(layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
     """Write and publish a checkpoint whose tensors lie in `memory` as the layout says. Raises `OSError`."""
 
-    def write(folder: Path) -> Manifest:
-        shard, tensors = write_data(layer, folder, job.mine, memory)
-        return replace(job.manifest, files=(shard, write_tree(layer, folder, job.captured.tree)), tensors=tensors)
+    def write(folder: Path, files: ExitStack) -> Manifest:
+        shard, tensors = write_data(layer, folder, files, job.mine, memory)
+        tree = write_tree(layer, folder, files, job.captured.tree)
+        return replace(job.manifest, files=(shard, tree), tensors=tensors)
 
     return publish(layer, job.home, job.manifest.step, job.manifest.lease, write)
 
 
-def write_data(layer: FileLayer, folder: Path, layout: ShardFile, memory: memoryview, *, rank: int = 0) -> Written:
-    """Write and sync the data file of a rank; return its record and those of its tensors. Raises `OSError`."""
+def write_data(
+    layer: FileLayer, folder: Path, files: ExitStack, layout: ShardFile, memory: memoryview, *, rank: int = 0
+) -> Written:
+    """Write the data file of a rank, synced when `files` end; return its record and those of its tensors."""
     name = f"rank-{rank:05d}.safetensors"
-    handle = layer.create(folder / name)
-    try:
-        records = write_shard(lambda piece: layer.write(handle, piece), name, layout, memory)
-        layer.sync(handle)
-    finally:
-        layer.close(handle)
-    return records
+    handle = files.enter_context(new_file(layer, folder / name))
+    return write_shard(lambda piece: layer.write(handle, piece), name, layout, memory)
 
 
-def write_tree(layer: FileLayer, folder: Path, tree: Mapping[str, Any]) -> FileRecord:
-    """Write and sync the file of all that is no tensor; return its record. Raises `OSError`."""
+def write_tree(layer: FileLayer, folder: Path, files: ExitStack, tree: Mapping[str, Any]) -> FileRecord:
+    """Write the file of all that is no tensor, synced when `files` end; return its record."""
     content = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
-    write_new(layer, folder / STATE, [memoryview(content)])
+    _write_file(layer, folder / STATE, files, content)
     chunks = tuple(digest_bytes(content[start:stop]) for start, stop in chunk_ranges(0, len(content)))
     return FileRecord(name=STATE, bytes=len(content), chunks=chunks)
+
+
+def _write_file(layer: FileLayer, path: Path, files: ExitStack, content: bytes) -> None:
+    layer.write(files.enter_context(new_file(layer, path)), memoryview(content))

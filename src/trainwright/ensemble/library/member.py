@@ -21,7 +21,7 @@ from trainwright.ensemble.library.callables import FILES
 from trainwright.ensemble.library.predictions import Output
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
-from trainwright.publishing import FileLayer, make_folder, publish, write_new
+from trainwright.publishing import FileLayer, make_folder, new_file, publish
 
 __all__ = [
     "MEMBER_FILE",
@@ -207,7 +207,9 @@ def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) ->
 def _write_file(path: Path, content: Array | bytes) -> str:
     buffer = content if isinstance(content, bytes) else np.ascontiguousarray(content).reshape(-1).data
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_new(FileLayer(), path, [memoryview(buffer).cast("B")])
+    files = FileLayer()
+    with new_file(files, path) as handle:
+        files.write(handle, memoryview(buffer).cast("B"))
     return _digest(buffer).hexdigest()
 
 
