@@ -1,7 +1,9 @@
 """What other tools saved becomes a folder that a Manager restores: weights, optimizer and plain values, bit for bit."""
 
 import json
+import zipfile
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -43,6 +45,53 @@ def test_a_plain_state_dict(tmp_path, wrapped):
     assert equal(other.state_dict(), model.state_dict())
 
 
+class Value:
+    """What one item of a checkpoint comes back as."""
+
+    def state_dict(self):
+        return None
+
+    def load_state_dict(self, state):
+        self.content = state
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_numbers_and_arrays_of_numpy(tmp_path, older):
+    """As metrics are often kept: each comes back in its type, also from a file of NumPy's first version."""
+    best = {"loss": np.float32(1.1), "epoch": np.int64(7), "stop": np.bool_(True), "at": np.datetime64("2026-01-01")}
+    curve = np.arange(6, dtype=np.float16).reshape(2, 3)
+    content = {"model": network(0).state_dict(), "best": best, "curve": [curve, np.complex64(2j)], "step": np.int16(9)}
+    torch.save(content, tmp_path / "last.pt")
+    if older:
+        rename(tmp_path / "last.pt", b"numpy._core.multiarray", b"numpy.core.multiarray")
+    convert(tmp_path / "last.pt", tmp_path / "out", "manager")
+    back, other = Value(), Value()
+    with Manager(tmp_path / "out", model=network(1), best=back, curve=other) as manager:
+        manager.restore(mode="best_effort")
+        assert manager.steps == 9
+    assert back.content == best
+    assert [type(one) for one in back.content.values()] == [type(one) for one in best.values()]
+    array, number = other.content
+    assert (array.dtype, array.tolist()) == (curve.dtype, curve.tolist())
+    assert (type(number), number) == (np.complex64, 2j)
+
+
+def rename(file, name, other):
+    """Put another name into the pickle of a file of torch's."""
+    with zipfile.ZipFile(file) as old:
+        entries = {entry: old.read(entry) for entry in old.namelist()}
+    with zipfile.ZipFile(file, "w") as new:
+        for entry, data in entries.items():
+            new.writestr(entry, data.replace(name, other) if entry.endswith("data.pkl") else data)
+
+
+def test_arrays_of_objects_are_refused(tmp_path):
+    """Their pickle may hold anything."""
+    torch.save({"model": network(0).state_dict(), "names": np.array(["a", None], object)}, tmp_path / "last.pt")
+    with pytest.raises(CheckpointFormatError, match="asks for code to be executed"):
+        convert(tmp_path / "last.pt", tmp_path / "out", "manager")
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_training_goes_on(tmp_path, kind):
     """Model and optimizer of a usual script: the next steps are those of the run that was saved."""
@@ -63,13 +112,6 @@ def test_training_goes_on(tmp_path, kind):
     train(model, optimizer, 4)
     other = network(1)
     resumed = kind(other.parameters(), **settings)
-
-    class Value:
-        def state_dict(self):
-            return None
-
-        def load_state_dict(self, state):
-            self.content = state
 
     history, epoch = Value(), Value()
     with Manager(tmp_path / "out", model=other, optimizer=resumed, history=history, epoch=epoch) as manager:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -161,12 +162,14 @@ def _read_folder(folder: Path) -> "dict[str, Tensor]":
 
 def _name_items(source: Path, content: Any) -> tuple[dict[str, Any], int]:
     """Return the items of what `torch.save` wrote, and the step."""
+    import torch
+
     if not isinstance(content, Mapping) or not content:
         raise CheckpointFormatError(
             f"convert: got {source}, which holds {type(content).__name__}; allowed: a model's state dict, or a dict "
             f"with one under {', '.join(_MODEL)}"
         )
-    if all(hasattr(value, "dtype") for value in content.values()):
+    if all(isinstance(value, torch.Tensor) for value in content.values()):
         return {"model": _canonical(content)}, 0
     model = next((name for name in _MODEL if isinstance(content.get(name), Mapping)), None)
     if model is None:
@@ -181,7 +184,7 @@ def _name_items(source: Path, content: Any) -> tuple[dict[str, Any], int]:
         elif name != model:
             word = str(name)
             items[f"file_{word}" if word in RESERVED or word in items or not word.isidentifier() else word] = value
-    step = next((content[name] for name in _STEP if isinstance(content.get(name), int)), 0)
+    step = next((content[name] for name in _STEP if isinstance(content.get(name), Integral)), 0)
     return items, max(int(step), 0)
 
 

@@ -93,12 +93,28 @@ def load_values(path: Path) -> Any:
                     f"checkpoint: got {path} with compressed entries; allowed: as torch saves it"
                 )
     try:
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        with torch.serialization.safe_globals(_numpy_globals()):
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointFormatError(
             f"checkpoint: got {path}, whose pickle asks for code to be executed or is damaged; allowed: tensors and "
             "plain values"
         ) from error
+
+
+def _numpy_globals() -> list[Any]:
+    """Return what a pickle needs for NumPy's numbers and arrays of numbers: it makes values and calls nothing else."""
+    import numpy as np
+
+    # As NumPy names them before its version 2, and since.
+    rooms = ("numpy.core.multiarray", "numpy._core.multiarray")
+    makers = [
+        (getattr(np._core.multiarray, name), f"{room}.{name}")  # noqa: SLF001 - a pickle has this name
+        for room in rooms
+        for name in ("scalar", "_reconstruct")
+    ]
+    kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?Mm"}
+    return [np.ndarray, np.dtype, *makers, *kinds]
 
 
 @dataclass(slots=True)
