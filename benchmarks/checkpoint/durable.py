@@ -21,7 +21,7 @@ _ALONE = 5  # steps without a save in each round
 
 def compare_durable(folder: Path, size: int, rounds: int = 20) -> dict[tuple[str, str], list[float]]:
     """Return the seconds of each round, by "ours" or "dcp" and "wall" or "processor"; files go below `folder`."""
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
     from trainwright.checkpoint import CheckpointConfig, Manager, Retention
 
@@ -36,7 +36,7 @@ def compare_durable(folder: Path, size: int, rounds: int = 20) -> dict[tuple[str
 
         def theirs(number: int) -> Any:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            return dcp.async_save(state, checkpoint_id=folder / f"dcp-{number}")
+            return async_save(state, checkpoint_id=folder / f"dcp-{number}")
 
         ways = [("ours", ours), ("dcp", theirs)]
         for number in range(rounds + 1):  # the first one allocates and imports

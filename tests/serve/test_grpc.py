@@ -11,7 +11,9 @@ import tritonclient.grpc as triton
 from http_for_tests import Scripted, ensemble, inputs
 from tritonclient.utils import InferenceServerException
 
+from trainwright.ensemble import Ensemble
 from trainwright.errors import Overloaded
+from trainwright.serve import Deployment, ModelFolders
 from trainwright.serve.http.server import Server
 
 X = inputs(40)
@@ -121,3 +123,38 @@ def test_a_token(service):
         assert refused.value.status() == "StatusCode.UNAUTHENTICATED"
         told = client.infer("ensemble", [tensor(X)], headers={"authorization": f"Bearer {TOKEN}"})
         assert len(told.as_numpy("prediction")) == len(X)
+
+
+def test_the_repository(tmp_path):
+    """Index, unload and load, and the sentences of what cannot be."""
+    made = {name: ensemble(tmp_path / f"members-{name}", [{}]) for name in ("a", "b")}
+    for name, one in made.items():
+        one.save(tmp_path / "models" / name)
+
+    def start(folder):
+        return Deployment(Ensemble.load(folder)).start()
+
+    def index(client):
+        return [(one.name, one.version, one.state, one.reason) for one in client.get_model_repository_index().models]
+
+    with (
+        Server(ModelFolders(tmp_path / "models", start), port=0, grpc_port=0) as server,
+        triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
+    ):
+        assert index(client) == [("a", "1", "READY", ""), ("b", "1", "READY", "")]
+        client.unload_model("b")
+        assert index(client)[-1] == ("b", "", "UNAVAILABLE", "unloaded")
+        client.load_model("b")
+        found = client.infer("b", [tensor(X)]).as_numpy("prediction")
+        np.testing.assert_allclose(found, made["b"].predict(X), atol=1e-6)
+        for act, code, sentence in (
+            (client.load_model, "INVALID_ARGUMENT", "model: 'c' cannot be loaded; allowed: a, b"),
+            (client.unload_model, "NOT_FOUND", "model: got 'c'; allowed: a, b"),
+        ):
+            with pytest.raises(InferenceServerException, match=sentence) as refused:
+                act("c")
+            assert refused.value.status() == f"StatusCode.{code}"
+        (tmp_path / "models" / "a" / "manifest.json").write_text("{")
+        with pytest.raises(InferenceServerException, match="what was loaded before still answers"):
+            client.load_model("a")
+        assert len(client.infer("a", [tensor(X)]).as_numpy("prediction")) == len(X)

@@ -89,7 +89,7 @@ class Application:
                     self._send(exchange, *_as_json(self.models.index()))
             case ["v2", "repository", "models", name, ("load" | "unload") as action]:
                 if self._allow(exchange, "POST"):
-                    task = asyncio.ensure_future(self._change_model(exchange, name, action))
+                    task = asyncio.ensure_future(self._answer_change(exchange, name, action))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
             case parts:
@@ -141,13 +141,17 @@ class Application:
             return _as_json({"model_stats": [model.statistics()]})
         return _as_json({**model.metadata(), "versions": self.models.versions_of(name)})
 
-    async def _change_model(self, exchange: HttpExchange, name: str, action: str) -> None:
+    async def change_model(self, name: str, action: str) -> None:
+        """Load or unload a model; NotReady once the server ends."""
+        self.check_draining()
+        if action == "load":
+            await self.models.load(name)
+        else:
+            self.models.unload(name)
+
+    async def _answer_change(self, exchange: HttpExchange, name: str, action: str) -> None:
         try:
-            self.check_draining()
-            if action == "load":
-                await self.models.load(name)
-            else:
-                self.models.unload(name)
+            await self.change_model(name, action)
             self._send(exchange, *_as_json({}))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
             self.fail(exchange, error)

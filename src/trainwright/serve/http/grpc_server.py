@@ -113,6 +113,11 @@ class GrpcServer:
             case "ModelMetadata":
                 found = models.find(request.name, request.version or None).metadata()
                 return {**found, "versions": models.versions_of(request.name)}
+            case "RepositoryIndex":
+                return {"models": models.index()}
+            case "RepositoryModelLoad" | "RepositoryModelUnload":
+                await self._application.change_model(request.model_name, name.removeprefix("RepositoryModel").lower())
+                return {}
             case _:
                 return await self._infer(request)
 

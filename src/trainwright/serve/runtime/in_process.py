@@ -42,7 +42,7 @@ _GROWTH = 4  # from one batch that is timed to the next
 _AS_FAST = 0.95  # of most rows a second
 _MOMENT_SECONDS = 5e-3  # that an event loop may compute, for its other connections wait meanwhile
 _BATCH_SECONDS = 0.05  # beyond which larger batches gain nothing, but take memory and keep others waiting
-_THREADS_GAIN = 1.3  # over one thread that several must show
+_THREADS_GAIN = 2.0  # over one thread that several must show, for beside other processes they may lose all of it
 _computing = threading.Lock()  # held by the thread that computes, for any runtime of this process
 
 
@@ -95,13 +95,13 @@ class InProcessRuntime(Runtime):
         timed: dict[int, float] = {}
         for threads in dict.fromkeys([1, most]):
             self._threads = threads
-            # What a large batch gains a single row may lose, and threads wait for each other when others use the cores.
+            # What a large batch gains a single row may lose.
             timed[threads] = math.prod(time_calls([calls[0], calls[-1]], _START_SECONDS / 3))
         self._threads = most if timed[1] > _THREADS_GAIN * timed[most] else 1
         found = {len(x): seconds for x, seconds in zip(batches, time_calls(calls, _START_SECONDS / 3), strict=True)}
         rates = {size: size / seconds for size, seconds in found.items()}
-        # A batch too large for the caches is slower; a smaller one would cut requests for nothing.
-        self._batch = max(size for size, rate in rates.items() if rate >= _AS_FAST * max(rates.values()))
+        # A larger one gains nothing, and may be too large for the caches once other processes use them too.
+        self._batch = min(size for size, rate in rates.items() if rate >= _AS_FAST * max(rates.values()))
         self._batch_seconds, self.rate = found[self._batch], rates[self._batch]
         self._moment_rows = max((size for size, seconds in found.items() if seconds <= _MOMENT_SECONDS), default=0)
 

@@ -106,15 +106,12 @@ def _numpy_globals() -> list[Any]:
     """Return what a pickle needs for NumPy's numbers and arrays of numbers: it makes values and calls nothing else."""
     import numpy as np
 
-    # As NumPy names them before its version 2, and since.
+    # What a pickle calls, under the names before NumPy's version 2 and since.
+    makers = [value.__reduce__()[0] for value in (np.float64(), np.empty(0))]
     rooms = ("numpy.core.multiarray", "numpy._core.multiarray")
-    makers = [
-        (getattr(np._core.multiarray, name), f"{room}.{name}")  # noqa: SLF001 - a pickle has this name
-        for room in rooms
-        for name in ("scalar", "_reconstruct")
-    ]
+    named = [(maker, f"{room}.{maker.__name__}") for room in rooms for maker in makers]
     kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?Mm"}
-    return [np.ndarray, np.dtype, *makers, *kinds]
+    return [np.ndarray, np.dtype, *named, *kinds]
 
 
 @dataclass(slots=True)
