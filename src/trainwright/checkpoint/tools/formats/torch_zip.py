@@ -107,7 +107,7 @@ def _numpy_globals() -> list[Any]:
     import numpy as np
 
     # What a pickle calls, under the names before NumPy's version 2 and since.
-    makers = [value.__reduce__()[0] for value in (np.float64(), np.empty(0))]
+    makers: list[Any] = [value.__reduce__()[0] for value in (np.float64(), np.empty(0))]
     rooms = ("numpy.core.multiarray", "numpy._core.multiarray")
     named = [(maker, f"{room}.{maker.__name__}") for room in rooms for maker in makers]
     kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?Mm"}
