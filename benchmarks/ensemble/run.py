@@ -91,7 +91,7 @@ def _speed() -> tuple[float, int]:
     for attempt in range(10):
         scorer = make_scorer(candidates, METRICS["cross_entropy"])
         start = time.process_time()
-        BudgetedGreedy(max_members=300, max_additions=50).run(candidates, scorer)
+        BudgetedGreedy(max_additions=50).run(candidates, scorer)
         if attempt:  # the first one compiles
             times.append(time.process_time() - start)
     return statistics.median(times), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -102,7 +102,7 @@ def _compared(library: Any) -> list[dict[str, Any]]:
     import trainwright as tw
     from trainwright.ensemble.metrics import METRICS
 
-    front = library.select(tw.BudgetedGreedy(max_members=8))
+    front = library.select(tw.BudgetedGreedy())
     metric = METRICS["cross_entropy"]
     chosen = {split: library.candidates(metric, split)[0] for split in ("selection", "test")}
     members = {member.trial: member for member in library.members}

@@ -9,7 +9,7 @@ every training row predicted out of fold (eight folds), models measured and left
 settings are the defaults.
 
 `single best` is the one model of least out-of-fold loss, `caruana` greedy selection without limits, `ours` what
-`EnsembleSettings()` choose: eight members at most, their mean with a linear head where it helps out of fold. Under a
+`EnsembleSettings()` choose: their mean with a linear head where it helps out of fold. Under a
 budget of so many times the single best model's seconds a row, ours is compared with the best prefix of Caruana's that
 fits. `at equal cost` is the best point of the front that costs no more processor time a row than AutoGluon's, where
 there is one. Rows that FILE has are kept, so that tables may be run one by one (`--tables`).
@@ -165,7 +165,7 @@ def _compare_budgets(front: Any) -> dict[str, dict[str, float]]:
     from trainwright.ensemble.selection.front import make_point
 
     candidates = front.candidates
-    steps = tw.BudgetedGreedy(max_members=50).run(candidates, make_scorer(candidates, front.scored_by)).steps
+    steps = tw.BudgetedGreedy().run(candidates, make_scorer(candidates, front.scored_by)).steps
     picks = [step.index for step in steps]
     prefixes = [make_point(candidates, tuple(picks[: n + 1]), step.loss) for n, step in enumerate(steps)]
     single = front.single_best.cost_seconds

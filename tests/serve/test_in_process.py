@@ -151,7 +151,7 @@ def test_a_plan_without_processes_has_one_group_of_cores(tmp_path):
 )
 def test_the_batch_is_the_smallest_of_the_fastest(tmp_path, monkeypatch, milliseconds, batch):
 
-    def timed(calls, seconds):
+    def timed(calls, seconds, clock=None):
         return [milliseconds[len(call.args[0])] / 1e3 for call in calls]
 
     monkeypatch.setattr("trainwright.serve.runtime.in_process.time_calls", timed)

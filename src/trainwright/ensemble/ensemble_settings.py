@@ -75,7 +75,9 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
     ] = None
     split: Annotated[str, text(), "rows that members are selected on"] = "selection"
     test_split: Annotated[str, text(), "rows that judge the ensemble, and choose nothing"] = "test"
-    max_members: Annotated[int, integer(minimum=1), "members of the ensemble at most"] = 8
+    max_members: Annotated[
+        int | None, optional(integer(minimum=1)), "members of the ensemble at most; default: as many as lower the loss"
+    ] = None
     library_top: Annotated[int, integer(minimum=1), "select from so many of the best models"] = 200
     budget_seconds: Annotated[float | None, optional(number(above=0)), "seconds per row that it may take"] = None
     budget_bytes: Annotated[float | None, optional(number(above=0)), "bytes of parameters that it may have"] = None

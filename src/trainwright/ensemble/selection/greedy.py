@@ -22,6 +22,7 @@ __all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_ba
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
 _BUDGETS = (8.0, 4.0, 2.0, 1.0)  # multiples of the best single member's seconds
+_LARGEST_TOP = 8  # k of top-k
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,9 @@ class BudgetedGreedy(Settings, error=EnsembleError):
     The scales are those of the best single member. Ties go to a member already in, the cheaper, the lower trial number.
     """
 
-    max_members: Annotated[int, integer(minimum=1), "different members of the result"] = 8
+    max_members: Annotated[
+        int | None, optional(integer(minimum=1)), "different members of the result; None: as many as lower the loss"
+    ] = None
     max_additions: Annotated[int, integer(minimum=1), "greedy steps"] = 50
     budget_seconds: Annotated[
         float | None, optional(number(above=0)), "seconds per row at batch 128, summed over different members"
@@ -83,7 +86,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
             # seconds, and one that is in it already adds nothing.
             cost, size = np.where(inside, spent, spent + seconds), np.where(inside, weight, weight + sizes)
             allowed = self._within_budgets(cost, size)
-            if inside.sum() >= self.max_members:
+            if inside.sum() >= _limit_of(self.max_members):
                 allowed &= inside
             wanted = np.flatnonzero(allowed)
             if len(wanted) == 0:
@@ -152,7 +155,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         """Say whether picks keep `max_members` and the budgets."""
         members = np.array(sorted(set(picks)))
         seconds, sizes = (column[members].sum() for column in cost_columns(candidates))
-        return len(members) <= self.max_members and bool(self._within_budgets(seconds, sizes))
+        return len(members) <= _limit_of(self.max_members) and bool(self._within_budgets(seconds, sizes))
 
     def check(self, candidates: Candidates) -> None:
         """Refuse weights and budgets for which costs are missing, and budgets that no member keeps."""
@@ -205,15 +208,15 @@ def rank_members(candidates: Candidates, scorer: Scorer) -> Indices:
     return np.lexsort((candidates.trials, cost_columns(candidates)[0], losses))
 
 
-def rank_top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
-    """Yield the k best members with equal weights, and their loss, for k = 1 to `largest`."""
+def rank_top(candidates: Candidates, scorer: Scorer, largest: int | None) -> Iterator[tuple[Picks, float]]:
+    """Yield the k best members with equal weights, and their loss, for k = 1 to `largest`, without one to 8."""
     order = rank_members(candidates, scorer)
-    for count in range(1, min(largest, len(order)) + 1):
+    for count in range(1, min(largest or _LARGEST_TOP, len(order)) + 1):
         picks = tuple(int(index) for index in order[:count])
         yield picks, scorer.loss(picks)
 
 
-def find_baselines(candidates: Candidates, scorer: Scorer, most: int) -> Iterator[tuple[str, Picks, float]]:
+def find_baselines(candidates: Candidates, scorer: Scorer, most: int | None) -> Iterator[tuple[str, Picks, float]]:
     """Yield by name what an ensemble is compared with, and its loss: picks that keep no budget.
 
     "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits.
@@ -221,7 +224,7 @@ def find_baselines(candidates: Candidates, scorer: Scorer, most: int) -> Iterato
     for picks, loss in rank_top(candidates, scorer, most):
         yield "single best" if len(picks) == 1 else f"top-{len(picks)}", picks, loss
     # Greedy selection as published: no budget, no price, no limit on members.
-    free = BudgetedGreedy(max_members=len(candidates)).run(candidates, scorer)
+    free = BudgetedGreedy().run(candidates, scorer)
     yield "caruana", free.picks, free.steps[free.length - 1].loss
 
 

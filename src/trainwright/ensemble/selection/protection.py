@@ -125,7 +125,7 @@ def cross_validate(
     return lost, float(np.mean(gaps)) if gaps else 0.0
 
 
-def _best_of_top(largest: int, strategy: BudgetedGreedy) -> Procedure:
+def _best_of_top(largest: int | None, strategy: BudgetedGreedy) -> Procedure:
     def procedure(candidates: Candidates, scorer: Scorer) -> Picks:
         ranked = rank_top(candidates, scorer, largest)
         found = [(loss, picks) for picks, loss in ranked if strategy.admits(candidates, picks)]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InProcessRuntime"]
 
-_START_SECONDS = 0.3  # for which batches are timed at the start
+_START_SECONDS = 0.2  # for which batches are timed at the start, each number of threads half as long
 _GROWTH = 4  # from one batch that is timed to the next
 _AS_FAST = 0.95  # of most rows a second
 _MOMENT_SECONDS = 5e-3  # that an event loop may compute, for its other connections wait meanwhile
@@ -96,9 +96,11 @@ class InProcessRuntime(Runtime):
         for threads in dict.fromkeys([1, most]):
             self._threads = threads
             # What a large batch gains a single row may lose.
-            timed[threads] = math.prod(time_calls([calls[0], calls[-1]], _START_SECONDS / 3))
+            timed[threads] = math.prod(time_calls([calls[0], calls[-1]], _START_SECONDS / 2))
         self._threads = most if timed[1] > _THREADS_GAIN * timed[most] else 1
-        found = {len(x): seconds for x, seconds in zip(batches, time_calls(calls, _START_SECONDS / 3), strict=True)}
+        # One thread's own seconds, likewise.
+        clock = time.thread_time if self._threads == 1 else time.perf_counter
+        found = dict(zip(map(len, batches), time_calls(calls, _START_SECONDS, clock), strict=True))
         rates = {size: size / seconds for size, seconds in found.items()}
         # A larger one gains nothing, and may be too large for the caches once other processes use them too.
         self._batch = min(size for size, rate in rates.items() if rate >= _AS_FAST * max(rates.values()))
