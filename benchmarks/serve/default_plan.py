@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                         progress(str(cells[-1]))
     lines = [
         [
-            f"default plan over a plain loop, {rows} row{'s' * (rows > 1)}: {name}, {when}",
+            f"default plan over a plain loop, 1 to 64 clients, {rows} row{'s' * (rows > 1)}: {name}, {when}",
             _tell(cells, name, when, rows),
         ]
         for name in _ENSEMBLES

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ class InProcessRuntime(Runtime):
         self._input_shape, self._dtype = input_shape, np.dtype(input_dtype)
         self._queue: deque[Request] = deque()
         self._wake = threading.Event()
+        self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run_thread, name="trainwright-in-process", daemon=True)
         self._loop: MemberLoop
         # Weights that sum to 1, where the outputs are logits of a weighted mean.
@@ -76,8 +78,8 @@ class InProcessRuntime(Runtime):
         self._loop = MemberLoop(self._ensemble.members, device="cpu")
         if self._ensemble.rule.name == "weighted" and all(one.link == "softmax" for one in self._ensemble.members):
             self._shares = np.array(self._ensemble.weights) / sum(self._ensemble.weights)
-        self._time_batches()
         self._thread.start()
+        self._started.result()
 
     def _time_batches(self) -> None:
         """Choose batch, threads of an operation, and what an event loop may compute, by the times of batches."""
@@ -172,30 +174,37 @@ class InProcessRuntime(Runtime):
         ]
 
     def _run_thread(self) -> None:
+        try:
+            # By the thread that computes large batches: in another one's memory they take another time.
+            self._time_batches()
+        except BaseException as error:  # noqa: BLE001 - `start` raises it
+            self._started.set_exception(error)
+            return
+        self._started.set_result(None)
         while not self.over:
             self._wake.wait()
             self._wake.clear()
             while self._queue:
                 with _computing:
-                    self._answer_all(self._take_batch())
+                    self._answer_all(self._take_requests(self._batch))
 
     def _compute_moment(self) -> None:
         """Compute what waits on an event loop; in the thread if it is too much, or others compute."""
         self._scheduled = False
         if self.rows <= self._moment_rows and _computing.acquire(blocking=False):
             try:
-                self._answer_all(self._take_batch())
+                self._answer_all(self._take_requests(self._moment_rows))
             finally:
                 _computing.release()
         if self._queue:
             self._wake.set()
 
-    def _take_batch(self) -> list[Request]:
-        """Return the first request and those behind it, up to the rows of a batch."""
+    def _take_requests(self, most: int) -> list[Request]:
+        """Return the first request and those behind it, up to so many rows."""
         taken: list[Request] = []
         rows = 0
         with self.gate:
-            while self._queue and (not taken or rows + self._queue[0].rows <= self._batch):
+            while self._queue and (not taken or rows + self._queue[0].rows <= most):
                 taken.append(self._queue.popleft())
                 rows += taken[-1].rows
             self.rows -= rows
