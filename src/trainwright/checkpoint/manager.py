@@ -79,7 +79,8 @@ class Manager:
         self.config = config or CheckpointConfig()
         self.steps = 0
         """The optimizer steps done: those that `step` counted, and those before the restored checkpoint."""
-        self._owner = _owner_of(owner)
+        named = Owner(folder=Path(owner)) if isinstance(owner, Path | str) else owner
+        self._owner = named.checkpoint_owner() if hasattr(named, "checkpoint_owner") else named
         self._layer = files or FileLayer()
         self._state = state
         self._folder = self._owner.folder
@@ -372,9 +373,3 @@ class Manager:
         values = {name: float(value) for name, value in numbers.items()}
         report["metrics"] = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
         return report
-
-
-def _owner_of(given: Owner | HasCheckpoints | Path | str) -> Owner:
-    if isinstance(given, Path | str):
-        return Owner(folder=Path(given))
-    return given.checkpoint_owner() if hasattr(given, "checkpoint_owner") else given

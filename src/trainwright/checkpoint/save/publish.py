@@ -31,7 +31,6 @@ __all__ = [
     "STATE",
     "Published",
     "WriteJob",
-    "Written",
     "list_published",
     "publish",
     "quarantine",
@@ -174,9 +173,6 @@ def _rename_to_free(layer: FileLayer, source: Path, target: Path) -> Path:
 STATE = "state.json"
 """The name of the file with all that is no tensor."""
 
-Written = tuple[FileRecord, tuple[TensorRecord, ...]]
-"""The record of a data file, and those of its tensors."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteJob:
@@ -207,7 +203,7 @@ def write_checkpoint(layer: FileLayer, job: WriteJob, memory: memoryview) -> Pub
 
 def write_data(
     layer: FileLayer, folder: Path, files: ExitStack, layout: ShardFile, memory: memoryview, *, rank: int = 0
-) -> Written:
+) -> tuple[FileRecord, tuple[TensorRecord, ...]]:
     """Write the data file of a rank, synced when `files` end; return its record and those of its tensors."""
     name = f"rank-{rank:05d}.safetensors"
     handle = files.enter_context(new_file(layer, folder / name))

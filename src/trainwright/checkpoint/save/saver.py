@@ -178,9 +178,9 @@ class Saver:
         # The bytes are on disk or given up: the next snapshot may overwrite them.
         self._buffer_free.release()
         if published is None:
-            _mark_failed(
-                handle, f"{'refused' if findings.refused else 'failed'}: {findings.trouble}", findings.trouble, error
-            )
+            handle.verdict = f"{'refused' if findings.refused else 'failed'}: {findings.trouble}"
+            told = error if isinstance(error, CheckpointError) else CheckpointError(findings.trouble)
+            handle.committed.set_exception(told)
             return
         handle.verdict = "good"
         handle.committed.set_result(published)
@@ -193,10 +193,3 @@ class Saver:
             return Findings()
         shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
         return Findings(trouble=f"step {step} is not saved: {shown} holds values that are not finite", refused=True)
-
-
-def _mark_failed(handle: SaveHandle, verdict: str, sentence: str, error: Exception | None = None) -> SaveHandle:
-    handle.verdict = verdict
-    told = error if isinstance(error, CheckpointError) else CheckpointError(sentence)
-    handle.committed.set_exception(told)
-    return handle

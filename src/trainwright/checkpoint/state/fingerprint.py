@@ -10,7 +10,6 @@ import sysconfig
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -96,17 +95,12 @@ def _digest_code() -> dict[str, str]:
     roots = tuple(f"{root}{os.sep}" for path in installed for root in {path, os.path.realpath(path)})
     digests = {}
     for name, module in sorted(sys.modules.items()):
-        file = _source_file(module)
-        if file is not None and not file.startswith(roots):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and not file.startswith(roots):
             # One script, run as such or started by multiprocessing.
             main = name in {"__main__", "__mp_main__"}
             digests[Path(file).stem if main else name] = _digest(Path(file))
     return {name: digest for name, digest in digests.items() if digest is not None}
-
-
-def _source_file(module: ModuleType | None) -> str | None:
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) and file.endswith(".py") else None
 
 
 def _digest(path: Path) -> str | None:

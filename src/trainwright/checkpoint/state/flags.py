@@ -83,7 +83,10 @@ def _list_flags() -> dict[str, Flag]:
         ),
         "threads": (torch.get_num_threads, torch.set_num_threads),
         "hash_seed": (lambda: None if sys.flags.ignore_environment else os.environ.get("PYTHONHASHSEED"), None),
-        "cublas_workspace": (_read_workspace, None),
+        "cublas_workspace": (
+            lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG") if torch.cuda.is_available() else None,
+            None,
+        ),
     }
 
 
@@ -125,12 +128,6 @@ def restore_flags(saved: Mapping[str, Any]) -> list[Difference]:
                 set_flag(saved[name])
         found = compare_flags(saved, capture_flags())
     return found
-
-
-def _read_workspace() -> str | None:
-    import torch
-
-    return os.environ.get("CUBLAS_WORKSPACE_CONFIG") if torch.cuda.is_available() else None
 
 
 def _read_autocast(device: str) -> list[Any]:

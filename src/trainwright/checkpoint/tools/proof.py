@@ -273,7 +273,9 @@ def launch_ranks(
     plan_file = Path(f"{plan.journal}.plan")
     plan.write(plan_file)
     whole = [sys.executable, *command, str(plan_file), *arguments]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(plan.ranks)}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(plan.ranks)}
     deadline = time.monotonic() + timeout_seconds
     members = []
     for rank in range(plan.ranks):
@@ -304,10 +306,3 @@ def launch_ranks(
             lines = Path(f"{plan.journal}.said.{rank}").read_text(encoding="utf-8", errors="replace").strip()
             last = (lines.splitlines() or ["no message"])[-1]
             raise CheckpointError(f"verify-resume: {name} ended with status {member.returncode}: {last}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -112,19 +112,15 @@ def score_probabilities(prediction: Array, targets: Array) -> dict[str, float]:
     bins of equal mass, which is biased upwards on few rows.
     """
     confidence, right = prediction.max(axis=1), (prediction.argmax(axis=1) == targets).astype(np.float64)
+    difference = (right - confidence)[confidence.argsort(kind="stable")]
     return {
         "rows": len(targets),
         "accuracy": float(right.mean()),
         "nll": float(cross_entropy(prediction, targets).mean()),
         "brier": float(squared_error(prediction, targets).mean()),
-        "ece": _calibration_error(confidence, right, _BINS),
+        # Rows of a bin times its mean difference is the sum of its differences.
+        "ece": sum(abs(float(part.sum())) for part in np.array_split(difference, _BINS)) / len(difference),
     }
-
-
-def _calibration_error(confidence: Array, right: Array, bins: int) -> float:
-    difference = (right - confidence)[confidence.argsort(kind="stable")]
-    # Rows of a bin times its mean difference is the sum of its differences.
-    return sum(abs(float(part.sum())) for part in np.array_split(difference, bins)) / len(difference)
 
 
 def _apply_temperature(prediction: Array, temperature: float) -> Array:

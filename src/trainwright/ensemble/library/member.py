@@ -120,7 +120,8 @@ class Member:
     @property
     def model_digests(self) -> dict[str, str]:
         """The digests of all files that predict, by name."""
-        return {name: digest for name, digest in self.digests.items() if _is_model_file(name)}
+        known = (WEIGHTS_FILE, PROGRAM_FILE)
+        return {name: digest for name, digest in self.digests.items() if name in known or name.startswith(FILES)}
 
     def model_files(self) -> dict[str, bytes]:
         """Return the content of all files that predict, verified, by name."""
@@ -177,10 +178,6 @@ class Member:
         if found != self.digests.get(name):
             raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
         return path
-
-
-def _is_model_file(name: str) -> bool:
-    return name in (WEIGHTS_FILE, PROGRAM_FILE) or name.startswith(FILES)
 
 
 _digest = partial(hashlib.blake2b, digest_size=16)

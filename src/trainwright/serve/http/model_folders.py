@@ -41,7 +41,9 @@ class ModelFolders:
         digests: dict[tuple[str, str], str] = {}
         try:
             for version, folder in folders.items():
-                digest = _digest_of(folder)
+                # What tells an export from another one in its place.
+                manifest = folder / _MANIFEST
+                digest = hashlib.blake2b(manifest.read_bytes()).hexdigest() if manifest.exists() else ""
                 unchanged = version in running and self._digests.get((name, version)) == digest
                 found[version] = running[version] if unchanged else self._make(folder)
                 digests[name, version] = digest
@@ -61,9 +63,3 @@ class ModelFolders:
         if not folder.is_dir():
             raise ServeConfigError(f"{folder}: is no folder; allowed: an export, or one with exports as NAME/VERSION")
         return {one.name: one for one in sorted(folder.iterdir()) if one.name.isdigit() and (one / _MANIFEST).exists()}
-
-
-def _digest_of(folder: Path) -> str:
-    """Return what tells an export from another one in its place."""
-    manifest = folder / _MANIFEST
-    return hashlib.blake2b(manifest.read_bytes()).hexdigest() if manifest.exists() else ""

@@ -28,9 +28,9 @@ __all__ = ["allocate", "allocate_or_pack"]
 
 _TURNS = 3
 _LOADED_ROWS = 128  # of a request under load
-_WINDOW_SECONDS = 0.2  # for which a plan is loaded in each turn
+_WINDOW_SECONDS = 0.2  # for which a plan is loaded in each turn, half of it by a lone client
 _LIMIT_SECONDS = 60.0  # of one answer
-_MOMENT_ROWS, _MOMENT_SECONDS = 64, 2e-3  # of a batch that is not worth its hand-over to another process
+_FAST = 32_000  # rows a second, of which a batch is not worth its hand-over to another process
 _LEAST_GAIN, _LEAST_SINGLE, _GREAT_GAIN = 1.1, 0.9, 3.0  # of worker processes over none, see `_find_fastest`
 
 
@@ -51,8 +51,8 @@ def allocate(
     The plan's `expected` holds the rows a second, `bound`, which no placement of these units exceeds, and of measured
     times their `spread`, the share by which a batch's time varies (the range of the middle half). A group of
     cores never has more instances than cores: of more members some share a process. What was timed here for one group
-    of cores is also run (`measured`): in the calling process, and unless a batch takes a moment only, as a whole and
-    with its cores apart. Worker processes are taken if they pay for handing work over.
+    of cores is also run (`measured`): in the calling process, and unless that is fast anyhow, as a whole and with its
+    cores apart. Worker processes are taken if they pay for handing work over.
 
     Raises DeviceError for devices that are not there, AllocationError if the ensemble does not fit.
     """
@@ -61,10 +61,15 @@ def allocate(
     timed_here = tables is None and not clusters
     cores = tuple(part for device in found for part in device.parts(device.room or 1))
     device_sets = list(dict.fromkeys([found, cores])) if timed_here else [found]
-    if tables is None:
+    if clusters and tables is None:
+        from trainwright.serve.placement.roofline import simulated_tables
+
+        tables, known = simulated_tables(ensemble, clusters, batches)
+        memory = memory or known
+    elif tables is None:
         every = list(dict.fromkeys(device for one in device_sets for device in one))
-        tables, measured_memory = _make_tables(ensemble, every, clusters, batches)
-        memory = measured_memory if memory is None else memory
+        tables, known = measure_times(ensemble, every, batches)
+        memory = memory or known
     model = MemoryModel.assumed(ensemble) if memory is None else memory
     plans = [_search(ensemble, one, tables, model) for one in device_sets]
     feasible = [plan for plan in plans if plan is not None]
@@ -76,7 +81,7 @@ def allocate(
     if not timed_here or others or first.kind != "cpu":
         return best
     here = _in_process_plan(feasible[0], first, tables)
-    return _find_fastest(ensemble, [here] if _takes_a_moment(here, tables) else [*feasible, here])
+    return _find_fastest(ensemble, [here] if here.expected["value"] >= _FAST else [*feasible, here])
 
 
 def allocate_or_pack(ensemble: Ensemble, devices: str | Iterable[str | Device]) -> DeploymentPlan:
@@ -100,12 +105,12 @@ def _find_fastest(ensemble: Ensemble, plans: Sequence[DeploymentPlan]) -> Deploy
             try:
                 service.start()
                 # Warms up, and finds members that fail only under load.
-                _measure_loaded(service)
+                _measure_rates(service)
                 running.append((plan, service))
             except (ServeError, TimeoutError) as error:
                 failure = error
         # In turns, so that what disturbs the machine disturbs all alike; the others are idle meanwhile.
-        turns = [[(_measure_loaded(one), _measure_single(one)) for _, one in running] for _ in range(_TURNS)]
+        turns = [[_measure_rates(one) for _, one in running] for _ in range(_TURNS)]
     finally:
         for _, service in services:
             service.drain(0.0)
@@ -140,13 +145,10 @@ def _measure(service: Deployment, rows: int, requests: int, seconds: float) -> f
     return done / taken
 
 
-def _measure_loaded(service: Deployment) -> float:
-    # So many requests at once that no instance waits for the next one.
-    return _measure(service, _LOADED_ROWS, 4 + 2 * len(service.plan.instances), _WINDOW_SECONDS)
-
-
-def _measure_single(service: Deployment) -> float:
-    return _measure(service, 1, 1, _WINDOW_SECONDS / 2)
+def _measure_rates(service: Deployment) -> tuple[float, float]:
+    # So many requests at once that no instance waits for the next one; then single rows.
+    loaded = _measure(service, _LOADED_ROWS, 4 + 2 * len(service.plan.instances), _WINDOW_SECONDS)
+    return loaded, _measure(service, 1, 1, _WINDOW_SECONDS / 2)
 
 
 def _search(
@@ -216,13 +218,6 @@ def _in_process_plan(plan: DeploymentPlan, device: Device, tables: TimeTables) -
     return replace(plan, devices=(device,), units=(unit,), matrix=((batch,),), expected=expected, in_process=True)
 
 
-def _takes_a_moment(plan: DeploymentPlan, tables: TimeTables) -> bool:
-    """Say whether a batch of all members is so short that handing it to a process takes longer than it is worth."""
-    [unit] = plan.units
-    places = [place for place, batch in enumerate(tables.batches) if batch <= _MOMENT_ROWS]
-    return bool(places) and tables.of_units([unit], plan.devices)[0, 0, places[-1]] <= _MOMENT_SECONDS
-
-
 def _parse_or_simulate(
     devices: str | Iterable[str | Device] | None, cluster: Cluster | Sequence[Cluster] | None
 ) -> tuple[tuple[Device, ...], list[Cluster]]:
@@ -233,14 +228,3 @@ def _parse_or_simulate(
         raise DeviceError(f"allocate: got {given} of devices and cluster; allowed: one of them")
     clusters = [cluster] if isinstance(cluster, Cluster) else list(cluster)
     return simulated_devices(clusters), clusters
-
-
-def _make_tables(
-    ensemble: Ensemble, devices: Sequence[Device], clusters: Sequence[Cluster], batches: Sequence[int]
-) -> tuple[TimeTables, MemoryModel]:
-    """Return time tables and memory: by the roofline of simulated devices, or measured."""
-    if clusters:
-        from trainwright.serve.placement.roofline import simulated_tables
-
-        return simulated_tables(ensemble, clusters, batches)
-    return measure_times(ensemble, devices, batches)

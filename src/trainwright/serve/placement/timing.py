@@ -118,7 +118,9 @@ def _run_process() -> None:
         os.sched_setaffinity(0, request["cores"])
     start = {"threads": request["threads"], "device": request["device"]}
     runner_of({**start, "members": []})
-    context = _resident_bytes()
+    # What this process holds before the first weight; nothing tells off Linux.
+    pages = Path("/proc/self/statm")
+    context = int(pages.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
     found = [_time_batches(request, runner_of({**start, "members": [member]})) for member in request["members"]]
     answer = {name: [one[name] for one in found] for name in ("seconds", "spreads", "peaks")} | {"context": context}
     sys.stdout.write(json.dumps(answer) + "\n")
@@ -166,14 +168,6 @@ def _peak_bytes(call: Callable[[], None], device: str) -> int:
     with tracker:
         call()
     return tracker.peak_bytes
-
-
-def _resident_bytes() -> int:
-    """Return what this process holds, before the first weight; 0 if nothing tells."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

@@ -21,16 +21,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.combine.rules import combine
 from trainwright.ensemble.library.cost import time_calls
-from trainwright.ensemble.library.networks import apply_link, check_outputs, shape_outputs
+from trainwright.ensemble.library.networks import apply_link, shape_outputs
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, TrainwrightError
+from trainwright.errors import DeadlinePassed, NotReady, RequestError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.admission import ENDED, Runtime
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.member_runners import MemberLoop
-from trainwright.serve.runtime.responses import make_answer
+from trainwright.serve.runtime.responses import answer_of, make_answer
 from trainwright.serve.service import Response
 
 if TYPE_CHECKING:
@@ -229,11 +228,11 @@ class InProcessRuntime(Runtime):
         return False
 
     def _compute_batch(self, requests: Sequence[Request]) -> None:
-        """Compute requests together; if that is refused, each alone, to find the one."""
+        """Compute requests together; if a member refuses them, each alone, to find the one."""
+        ensemble = self._ensemble
         try:
             outputs = self._compute_outputs(self._join_rows(requests))
-            pooled, predictions = self._combine_outputs(outputs, requests)
-        except TrainwrightError as error:
+        except RequestError as error:
             if len(requests) == 1:
                 self._end_request(requests[0], error)
             else:
@@ -241,15 +240,32 @@ class InProcessRuntime(Runtime):
                     self._compute_batch([request])
             return
         self.counts["segments"] += 1
+        pooled: Array | None = None
+        predictions: dict[int, Array] = {}
+        if self._shares is not None and not any(one.options.members or one.options.uncertainty for one in requests):
+            pooled = _weighted_probabilities(outputs, self._shares)
+        if pooled is None or not math.isfinite(pooled.sum()):
+            pooled = None
+            for place, (output, member) in enumerate(zip(outputs, ensemble.members, strict=True)):
+                found = apply_link(output, member.link).double().numpy()
+                predictions[place] = shape_outputs(found, member.output)
         start = 0
         for request in requests:
             rows = slice(start, start + request.rows)
             start += request.rows
-            # Copies, or the answer to one row would keep the whole batch in memory.
-            found = pooled if len(requests) == 1 else pooled[rows].copy()
-            if not self._refuse_late(request):
-                members = {member: one[rows] for member, one in predictions.items()}
-                self._end_request(request, make_answer(self._ensemble, request, found, members=members, missing={}))
+            if self._refuse_late(request):
+                continue
+            answer: Response | TrainwrightError
+            try:
+                if pooled is None:
+                    answer = answer_of(ensemble, request, {place: one[rows] for place, one in predictions.items()}, {})
+                else:
+                    # Copies, or the answer to one row would keep the whole batch in memory.
+                    own = pooled if len(requests) == 1 else pooled[rows].copy()
+                    answer = make_answer(ensemble, request, own, members={}, missing={})
+            except TrainwrightError as error:
+                answer = error
+            self._end_request(request, answer)
 
     def _join_rows(self, requests: Sequence[Request]) -> Array:
         x = requests[0].x
@@ -258,27 +274,6 @@ class InProcessRuntime(Runtime):
             return x
         with np.errstate(over="ignore"):  # infinite rows are refused by `check_outputs`, which names the row
             return np.concatenate([one.x for one in requests], dtype=self._dtype, casting="same_kind")
-
-    def _combine_outputs(
-        self, outputs: "Sequence[torch.Tensor]", requests: Sequence[Request]
-    ) -> tuple[Array, dict[int, Array]]:
-        """Return the combination [N, ...] of the networks' outputs and, where a request needs them, its members.
-
-        Raises RequestError for rows to which a member has no valid answer.
-        """
-        ensemble = self._ensemble
-        if self._shares is not None and not any(one.options.members or one.options.uncertainty for one in requests):
-            pooled = _weighted_probabilities(outputs, self._shares)
-            if math.isfinite(pooled.sum()):
-                return pooled, {}
-        try:
-            predictions = [
-                check_outputs(shape_outputs(apply_link(output, one.link).double().numpy(), one.output), one)
-                for output, one in zip(outputs, ensemble.members, strict=True)
-            ]
-        except EnsembleError as error:
-            raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
-        return combine(ensemble.rule, predictions, ensemble.weights), dict(enumerate(predictions))
 
     def _compute_outputs(self, x: Array) -> "list[torch.Tensor]":
         """Return what the networks answer to rows x, computed in parts of a batch at most."""

@@ -210,13 +210,11 @@ class WorkerRuntime(Runtime):
         if not isinstance(message, list):
             self._handle_message(worker, message)
         elif message:  # an empty one says no more than that the worker is alive
-            self._handle_report(worker, SlotReport(*message))
-
-    def _handle_report(self, worker: WorkerSlot, report: SlotReport) -> None:
-        worker.health.batch(report.seconds)
-        worker.batches += 1
-        self._segments.record_prediction(report.slot, report.generation, report.member)
-        self._finish_members(worker, report.slot, report.generation, {report.member})
+            report = SlotReport(*message)
+            worker.health.batch(report.seconds)
+            worker.batches += 1
+            self._segments.record_prediction(report.slot, report.generation, report.member)
+            self._finish_members(worker, report.slot, report.generation, {report.member})
 
     def _handle_message(self, worker: WorkerSlot, message: Mapping[str, Any]) -> None:
         if "built" in message:

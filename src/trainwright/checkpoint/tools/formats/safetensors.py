@@ -76,7 +76,8 @@ class SafeTensors(Format):
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[Stored]:
-        safetensors = _library()
+        with MissingExtra.instead_of_import_error("the format 'safetensors'", "safetensors", "torch"):
+            import safetensors
         with safetensors.safe_open(path, framework="pt") as file:
             text = dict(file.metadata() or {})
             ties = json.loads(text.pop(_TIES, "{}"))
@@ -91,9 +92,3 @@ class SafeTensors(Format):
 
             tied = {name: replace(infos[home], tied=home) for name, home in ties.items()}
             yield Stored(infos={**infos, **tied}, metadata=text, fetch=fetch)
-
-
-def _library() -> Any:
-    with MissingExtra.instead_of_import_error("the format 'safetensors'", "safetensors", "torch"):
-        import safetensors
-    return safetensors
