@@ -4,6 +4,7 @@ Takes no longer than importing it all, so that it also watches the pages whose b
 """
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import re
@@ -80,3 +81,16 @@ def test_names_in_commands(page):
         known = {"--help", "--"}.union(*(each.opts for each in command.params))
         own = rest[: rest.index("--")] if "--" in rest else rest
         assert {word.split("=")[0] for word in own if word.startswith("--")} <= known, words
+
+
+def test_the_reference_shows_no_private_field():
+    """What its lists name, `module: Name Name`, is called without a word that begins with an underscore."""
+    seen = 0
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for module, names in re.findall(r"^(trainwright[\w.]*): ([\w ]+)$", page.read_text(), re.MULTILINE):
+            for name in names.split():
+                found = getattr(importlib.import_module(module), name)
+                if dataclasses.is_dataclass(found):
+                    seen += 1
+                    assert not [word for word in inspect.signature(found).parameters if word.startswith("_")], name
+    assert seen > 20

@@ -79,11 +79,11 @@ class State:
     ended_hash: int = 0
     sessions: int = 0
     unknown_kinds: dict[str, int] = field(default_factory=dict)
-    _next_seq: dict[str, int] = field(default_factory=dict)
+    _next_seq: dict[str, int] = field(default_factory=dict, init=False)
     # By writer: numbers that were left out.
-    _gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    _gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict, init=False)
     # Paused without a result.
-    _preempted: set[int] = field(default_factory=set)
+    _preempted: set[int] = field(default_factory=set, init=False)
 
     def apply(self, record: Record) -> bool:
         """Fold one record in; return False if it was there already."""

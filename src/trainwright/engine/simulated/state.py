@@ -187,8 +187,9 @@ class SimulatedStudy:
     stalled: tuple[Stall, ...] = ()
     digest: str = ""
     gantt: list[DeviceHold] = field(default_factory=list)
-    _holds: dict[int, tuple[Block, float]] = field(default_factory=dict, repr=False)
-    _sizes: dict[int, int] = field(default_factory=dict, repr=False)  # devices before, of trials that wait for some
+    _holds: dict[int, tuple[Block, float]] = field(default_factory=dict, init=False, repr=False)
+    # Devices before, of trials that wait for some.
+    _sizes: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def utilisation(self) -> float:

@@ -143,10 +143,10 @@ class Estimates:
     start: int = 1
     alpha: float = 0.5
     restart_seconds: float = 30.0
-    _speedups: dict[float, list[float]] = field(default_factory=dict)
-    _curve: dict[float, float] = field(default_factory=dict)  # their medians
-    _restarts: dict[int, list[float]] = field(default_factory=dict)
-    _epochs: list[float] = field(default_factory=list)  # seconds of an epoch of new trials, the latest
+    _speedups: dict[float, list[float]] = field(default_factory=dict, init=False)
+    _curve: dict[float, float] = field(default_factory=dict, init=False)  # their medians
+    _restarts: dict[int, list[float]] = field(default_factory=dict, init=False)
+    _epochs: list[float] = field(default_factory=list, init=False)  # seconds of an epoch of new trials, the latest
     goodputs: list[Goodput] = field(default_factory=list)
 
     def __post_init__(self) -> None:
