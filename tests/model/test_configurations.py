@@ -9,6 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.errors import InputError
 from trainwright.model.describe.hugging_face import _make_module, describe_config, trace_config
+from trainwright.model.trace.recording import record_step
+from trainwright.model.trace.step import prepare_step
 
 transformers = pytest.importorskip("transformers")
 
@@ -117,3 +119,17 @@ def test_refusals(content, sentence, tmp_path):
 def test_blocks_that_differ_are_traced(tmp_path):
     config = transformers.AutoConfig.for_model("qwen3_moe", **SMALL, num_experts=4, mlp_only_layers=[1], **_EXPERTS)
     assert describe_config(saved(config, tmp_path)) is None
+
+
+@pytest.mark.parametrize(("given", "heads"), [({}, 2), ({"position_ids": torch.arange(16).expand(3, 16)}, 4)])
+def test_grouped_heads_are_repeated_only_under_a_mask(given, heads):
+    """As in a real step: rows that the model numbers itself hold one sequence; numbers that are given may say other."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, use_cache=False))
+    sample = {"input_ids": torch.ones(3, 16, dtype=torch.long), **given}
+    step = prepare_step(model, sample, loss=lambda model, batch: model(**batch).logits.square().mean())
+    keys = [
+        each.arguments[1].shape
+        for each in record_step(step, granule_bytes=64).operations
+        if each.phase == "forward" and "attention" in str(each.func)
+    ]
+    assert [shape[1] for shape in keys] == [heads, heads]

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,13 @@ LAYERS = {
     "kernels from padding to padding": (nn.Conv3d(32, 32, 5, padding=2), (2, 32, 3, 3, 3)),
     "several samples": (nn.Conv3d(16, 16, 3, padding=1), (4, 16, 8, 8, 8)),
 }
+if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+    LAYERS |= {
+        "kernels higher than the image": (nn.Conv2d(64, 128, 3, padding=1), (4, 64, 2, 5)),
+        "kernels as high as the image": (nn.Conv2d(64, 128, 3, padding=1), (4, 64, 3, 5)),
+        "padded volume": (nn.Conv3d(32, 64, 3, padding=1), (4, 32, 5, 5, 5)),
+        "volume without padding": (nn.Conv3d(32, 64, 3), (4, 32, 3, 5, 5)),
+    }
 
 
 def borrowed(step):
@@ -41,8 +49,11 @@ def borrowed(step):
     return peak - sum(each.nbytes for each in made)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", LAYERS)
-def test_convolutions(name):
+def test_convolutions(name, threads, request):
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(threads)
     layer, shape = LAYERS[name]
     source = torch.randn(shape, dtype=layer.weight.dtype)
     settings = [

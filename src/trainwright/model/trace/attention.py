@@ -1,13 +1,14 @@
-"""Replaces torch's scaled_dot_product_attention by another function while a model runs."""
+"""Attention while a model is traced: another function for torch's own, and masks as a real step has them."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.backends import mha
 from torch.nn import functional
 
-__all__ = ["replace_attention"]
+__all__ = ["assume_unpacked_rows", "replace_attention"]
 
 
 @contextlib.contextmanager
@@ -30,3 +31,22 @@ def replace_attention(run: Callable[..., Any]) -> Iterator[None]:
     finally:
         functional.scaled_dot_product_attention = original
         mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def assume_unpacked_rows() -> Iterator[None]:
+    """Let models of transformers find one sequence in each row, as the positions that they number themselves say.
+
+    Fake tensors do not show it, and the model would take a mask, with keys and values repeated for each head of the
+    queries, where a real step has neither.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    original = getattr(masks, "find_packed_sequence_indices", None)
+    if original is None:
+        yield
+        return
+    masks.find_packed_sequence_indices = lambda position_ids: None  # noqa: ARG005  its name is theirs
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = original

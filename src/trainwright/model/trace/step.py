@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainwright.errors import ProfileError
+from trainwright.model.trace.attention import assume_unpacked_rows
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.validators import check, one_of
 
@@ -101,7 +102,12 @@ class TrainingStep:
     @contextlib.contextmanager
     def tensors(self) -> Iterator[None]:
         """Make all tensors inside fake, if the step is."""
-        with self.fake if self.fake is not None else contextlib.nullcontext():
+        if self.fake is None:
+            yield
+            return
+        # Positions that are given may number several sequences in a row.
+        numbered = "position_ids" in as_call(self.sample).kwargs
+        with self.fake, contextlib.nullcontext() if numbered else assume_unpacked_rows():
             yield
 
     def watched(self, tracker: StorageTracker) -> None:

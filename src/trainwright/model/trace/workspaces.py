@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["call_measured", "workspace_bytes"]
 
 # Of a block: as many as a vector register of this processor holds in fp32.
-_CHANNELS = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+_AVX2_CHANNELS = 8
+_CHANNELS = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else _AVX2_CHANNELS
 _VOLUME = 3  # dimensions
 _COLOURS = 3  # of an image, which a convolution reads as it is
 _PADDED = 17 / 16  # rows of matrices that a recurrent layer copies are a little longer than they need be
@@ -100,7 +101,7 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
         if columns is not None:
             return columns + (tensors[1].bytes + tensors[2].bytes if arguments[9] > 1 else 0)
         unfolded = _unfolded_bytes(*tensors[:3], padding=arguments[5])
-        return unfolded or _convolution_backward_bytes(*tensors[:3], wanted=bool(arguments[10][0]), half=half)
+        return max(unfolded, _convolution_backward_bytes(*tensors[:3], wanted=bool(arguments[10][0]), half=half))
     if name.startswith("mkldnn_rnn_layer"):
         return _recurrent_bytes(*tensors[:3], backward=name.endswith("backward"), half=half)
     if name == "native_batch_norm_backward":
@@ -141,17 +142,24 @@ def _columns_bytes(
 def _unfolded_bytes(
     gradient: "TensorShape", source: "TensorShape", weight: "TensorShape", *, padding: Sequence[int]
 ) -> int:
-    """Return what oneDNN takes where kernels reach from padding to padding of a volume, 0 for others.
+    """Return what oneDNN takes where it unfolds the input for the gradient of the weights, 0 where it does not.
 
-    It unfolds the input, layer by layer of the volume, and has the weights and their gradient in two orders each.
+    Each thread then has the columns of a sample, one layer of a volume at a time, and the weights and their gradient in
+    two orders each. With AVX-512 that is so for kernels that reach from padding to padding of a volume; without, for
+    all volumes that are padded in depth, and for kernels longer than the input, but for rows.
     """
-    reach = any(
-        size + pad <= kernel for size, pad, kernel in zip(source.shape[2:], padding, weight.shape[2:], strict=True)
-    )
-    if len(padding) < _VOLUME or not reach:
+    sizes, kernel = source.shape[2:], weight.shape[2:]
+    if len(sizes) == 1:
         return 0
-    rows = weight.shape[1] * math.prod(weight.shape[2:])
-    return 4 * weight.bytes + rows * math.prod(gradient.shape[3:]) * source.dtype.itemsize
+    if _CHANNELS > _AVX2_CHANNELS:
+        reach = any(size + pad <= length for size, pad, length in zip(sizes, padding, kernel, strict=True))
+        unfolded = len(sizes) == _VOLUME and reach
+    else:
+        longer = any(length > size for size, length in zip(sizes[:-1], kernel[:-1], strict=True))
+        unfolded = longer or (len(sizes) == _VOLUME and padding[0] > 0)
+    rows = weight.shape[1] * math.prod(kernel)
+    columns = rows * math.prod(gradient.shape[-2:]) * source.dtype.itemsize
+    return torch.get_num_threads() * (4 * weight.bytes + columns) if unfolded else 0
 
 
 def _convolution_bytes(source: "TensorShape", weight: "TensorShape", result: "TensorShape", *, half: bool) -> int:
