@@ -34,6 +34,8 @@ def test_the_device_with_least_to_do():
     after = anew(before, 0, (0, 0))
     assert [row[0] for row in after.matrix] == [0, 64, 0]
     assert [row[1:] for row in after.matrix] == [row[1:] for row in before.matrix]
+    busy = plan(4, 4, 4, matrix=((64, 0, 0), (0, 64, 8), (0, 0, 64)))
+    assert [row[0] for row in anew(busy, 0, (0, 0)).matrix] == [0, 0, 64]
 
 
 def test_not_where_it_was_lost_nor_where_nothing_is_left():
