@@ -70,6 +70,7 @@ def resized(nodes, block, size):
     free = allocator.free
     done = allocator.resize(running, size)
     assert allocator.free == free - (running.size - len(block))
+    assert allocator.touched == ({0} if done else set()), "the planner reads anew what has changed"
     return done
 
 
