@@ -152,3 +152,12 @@ def test_tiles(per_node, nodes, size):
         assert len(blocks) == nodes * (per_node // size)
         assert all(block[0] // per_node == block[-1] // per_node for block in blocks)
     assert free_slots.free == 0
+
+
+def test_a_block_grows_in_its_place_where_its_buddies_are_free():
+    """Also in the second half of a node."""
+    free_slots = BuddyAllocator(8, 8)
+    first, second = free_slots.take(4), free_slots.take(2)
+    assert (first, second) == ((0, 1, 2, 3), (4, 5))
+    assert free_slots.grow(second, 4) == (4, 5, 6, 7)
+    assert free_slots.free == 0
