@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.errors import InputError, closest
+
 __all__ = [
     "Figure",
     "Json",
     "axis",
+    "check_known",
     "draw_lines",
     "draw_marks",
     "draw_trace",
@@ -117,3 +120,9 @@ def thinned(count: int, most: int, keep: Sequence[int] = ()) -> NDArray[np.int64
         return np.arange(count)
     even = np.linspace(0, count - 1, most).astype(np.int64)
     return np.unique(np.concatenate([even, np.asarray(keep, dtype=np.int64)]))
+
+
+def check_known(name: str, names: Sequence[str]) -> None:
+    """Raise `InputError` if nothing has that name."""
+    if name not in names:
+        raise InputError(f"figure: nothing is named {name!r}; there are: {', '.join(names)}{closest(name, names)}")

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.errors import InputError, closest
-from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, layout, rounded, thinned
+from trainwright.report.figures.figure import Figure, Json, axis, check_known, draw_lines, layout, rounded, thinned
 from trainwright.report.formatting import count, escape, number, shown
 from trainwright.report.overview import Overview
 from trainwright.space import Choice, Float, Space
 from trainwright.space.columns import Column
-from trainwright.space.parameters import Parameter
 
-__all__ = ["check_known", "parallel_coordinates", "parameter_axis"]
+__all__ = ["parallel_coordinates", "parameter_axis"]
 
 _MOST_LINES, _MOST_AXES, _MOST_TICKS = 250, 12, 8
 _INACTIVE = -0.13
@@ -93,30 +91,17 @@ def parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> 
     [entry] = [dict(entry) for entry in space.to_json()["parameters"] if entry["name"] == column.name]
     entry.pop("when", None)
     alone = Space.from_json({"parameters": [entry]})
-    powers = _powers_of_ten(parameter)
+    marks = np.linspace(0.0, 1.0, 5)
     if column.points is not None and column.points <= _MOST_TICKS:
         marks = (np.arange(column.points) + 0.5) / column.points
-    elif len(powers) >= 3:
-        marks = np.concatenate([alone.encode({column.name: power}) for power in powers])
-    else:
-        marks = np.linspace(0.0, 1.0, 5)
+    elif isinstance(parameter, Float) and parameter.log:
+        low, high = math.log10(parameter.low), math.log10(parameter.high)
+        powers = [float(f"1e{power}") for power in range(math.ceil(low), math.floor(high) + 1)]
+        if len(powers) >= 3:
+            marks = np.concatenate([alone.encode({column.name: power}) for power in powers])
     decoded = alone.decode(marks[:, None])
     texts = [escape(shown(params[column.name]), 14) for params in decoded]
     return _Axis(column.name, units, list(zip(marks.tolist(), texts, strict=True)))
-
-
-def _powers_of_ten(parameter: Parameter) -> list[float]:
-    """Return those in the range of a parameter on a logarithmic scale."""
-    if not isinstance(parameter, Float) or not parameter.log:
-        return []
-    low, high = math.log10(parameter.low), math.log10(parameter.high)
-    return [float(f"1e{power}") for power in range(math.ceil(low), math.floor(high) + 1)]
-
-
-def check_known(name: str, names: Sequence[str]) -> None:
-    """Raise `InputError` if nothing has that name."""
-    if name not in names:
-        raise InputError(f"figure: nothing is named {name!r}; there are: {', '.join(names)}{closest(name, names)}")
 
 
 def _result_axis(overview: Overview, objective: int, lines: Sequence[int]) -> _Axis:

@@ -8,8 +8,18 @@ from numpy.typing import NDArray
 
 from trainwright.ledger import TrialState
 from trainwright.report.figures.best_so_far import draw_results
-from trainwright.report.figures.figure import Figure, Json, axis, draw_marks, draw_trace, layout, rounded, value_axis
-from trainwright.report.figures.parallel_coordinates import check_known, parameter_axis
+from trainwright.report.figures.figure import (
+    Figure,
+    Json,
+    axis,
+    check_known,
+    draw_marks,
+    draw_trace,
+    layout,
+    rounded,
+    value_axis,
+)
+from trainwright.report.figures.parallel_coordinates import parameter_axis
 from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
 from trainwright.space import Choice, Space
