@@ -91,13 +91,17 @@ class InProcessRuntime(Runtime):
             began = time.thread_time()
             self._compute_outputs(batches[-1])
             seconds, rows = time.thread_time() - began, min(_GROWTH * rows, self._batch)
+        # The last one took too long, unless it is the only one.
+        if seconds > _BATCH_SECONDS and len(batches) > 1:
+            batches.pop()
         calls = [partial(self._compute_outputs, x) for x in batches]
         most = self.plan.instances[0].threads
-        timed: dict[int, float] = {}
-        for threads in dict.fromkeys([1, most]):
+        timed = {1: math.inf, most: math.inf}
+        # In turns, for in one the machine may be busy; what a large batch gains a single row may lose.
+        for threads in (1, most) * 2:
             self._threads = threads
-            # What a large batch gains a single row may lose.
-            timed[threads] = math.prod(time_calls([calls[0], calls[-1]], _START_SECONDS / 2))
+            taken = math.prod(time_calls([calls[0], calls[-1]], _START_SECONDS / 4))
+            timed[threads] = min(timed[threads], taken)
         self._threads = most if timed[1] > _THREADS_GAIN * timed[most] else 1
         # One thread's own seconds, likewise.
         clock = time.thread_time if self._threads == 1 else time.perf_counter
