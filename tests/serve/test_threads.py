@@ -185,16 +185,12 @@ def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, i
     monkeypatch.setattr(search, "Deployment", Served)
     both_cores = ["cpu:0", "cpu:1"]
 
-    def rate(place):
-        def measured(service):
-            if service.plan.in_process:
-                return inside[place]
-            return workers[place] if [one.name for one in service.plan.devices] == both_cores else 1.0
+    def rates(service):
+        if service.plan.in_process:
+            return inside
+        return workers if [one.name for one in service.plan.devices] == both_cores else (1.0, 1.0)
 
-        return measured
-
-    monkeypatch.setattr(search, "_measure_loaded", rate(0))
-    monkeypatch.setattr(search, "_measure_single", rate(1))
+    monkeypatch.setattr(search, "_measure_rates", rates)
     plan = allocate(ensemble(1, 2, 3), found, batches=BATCHES)
     assert [[one.name for one in each.devices] for each in asked] == [["cpu:0-1"], both_cores, ["cpu:0-1"]]
     assert [each.in_process for each in asked] == [False, False, True]
