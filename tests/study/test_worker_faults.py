@@ -242,15 +242,15 @@ def test_without_patience_a_full_disk_fails_no_trial(tmp_path, monkeypatch):
 @pytest.fixture
 def no_room_for_checkpoints(torch, monkeypatch):
     """Let the second checkpoint and the next two attempts at it find no room; return how often that was."""
-    real, calls, failed = FileLayer.rename, iter(range(10**9)), []
+    real, calls, failed = FileLayer.create, iter(range(10**9)), []
 
-    def rename(self, source, target):
-        if target.name == "manifest.json" and 0 < next(calls) <= 6:  # each is tried again at once
-            failed.append(target)
+    def create(self, path):
+        if path.name == "manifest.json" and 0 < next(calls) <= 6:  # each is tried again at once
+            failed.append(path)
             raise OSError(28, "No space left on device")
-        real(self, source, target)
+        return real(self, path)
 
-    monkeypatch.setattr(FileLayer, "rename", rename)
+    monkeypatch.setattr(FileLayer, "create", create)
     return failed
 
 

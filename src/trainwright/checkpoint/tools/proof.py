@@ -273,7 +273,8 @@ def launch_ranks(
     plan_file = Path(f"{plan.journal}.plan")
     plan.write(plan_file)
     whole = [sys.executable, *command, str(plan_file), *arguments]
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(plan.ranks)}
     deadline = time.monotonic() + timeout_seconds
