@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["call_measured", "workspace_bytes"]
 
-# Of a block: as many as a vector register of this processor holds in fp32.
-_AVX2_CHANNELS = 8
-_CHANNELS = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else _AVX2_CHANNELS
+_AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+_CHANNELS = 16 if _AVX512 else 8  # of a block: as many as a vector register holds in fp32
 _VOLUME = 3  # dimensions
 _COLOURS = 3  # of an image, which a convolution reads as it is
 _PADDED = 17 / 16  # rows of matrices that a recurrent layer copies are a little longer than they need be
@@ -145,13 +144,13 @@ def _unfolded_bytes(
     """Return what oneDNN takes where it unfolds the input for the gradient of the weights, 0 where it does not.
 
     Each thread then has the columns of a sample, one layer of a volume at a time, and the weights and their gradient in
-    two orders each. With AVX-512 that is so for kernels that reach from padding to padding of a volume; without, for
-    all volumes that are padded in depth, and for kernels longer than the input, but for rows.
+    two orders each. With AVX-512 that is so for kernels that reach from padding to padding of a volume. Without, it is
+    so for all volumes that are padded in depth, and for kernels higher or deeper than the input; width never counts.
     """
     sizes, kernel = source.shape[2:], weight.shape[2:]
     if len(sizes) == 1:
         return 0
-    if _CHANNELS > _AVX2_CHANNELS:
+    if _AVX512:
         reach = any(size + pad <= length for size, pad, length in zip(sizes, padding, kernel, strict=True))
         unfolded = len(sizes) == _VOLUME and reach
     else:
