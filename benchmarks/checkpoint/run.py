@@ -100,7 +100,7 @@ def flips(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "summary": {
             "bit_flips": bits.damages,
             "bit_flips_undetected": bits.undetected,
-            "find_damages": all_kinds.damages,
+            "damages": all_kinds.damages,
             "damages_undetected": all_kinds.undetected,
         }
     }
@@ -216,7 +216,7 @@ _CLAIMS = {
     "kills_wrong": "- of them left a wrong one that was restored",
     "bit_flips": "bits flipped at random",
     "bit_flips_undetected": "- of them not noticed",
-    "find_damages": "other damages (truncated, swapped, missing, mixed)",
+    "damages": "other damages (truncated, swapped, missing, mixed)",
     "damages_undetected": "- of them not noticed",
     "interval_gap_worst": "interval / best interval by simulation - 1, largest",
     "interval_gap_worst_young": "- the same of Young's",
