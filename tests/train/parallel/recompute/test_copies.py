@@ -12,10 +12,11 @@ from trainwright.errors import BudgetError
 from trainwright.model.chain import Chain, Stage
 from trainwright.plan.memory.operations import OperationKind, Value
 from trainwright.plan.memory.planning import full_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.copies import Copies, measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.measure import measure_chain
-from trainwright.train.parallel.recompute.program import Release, lent_stages, place_acts
+from trainwright.train.parallel.recompute.program import Release, lent_stages, place_acts, remade_operations
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 from trainwright.train.parallel.recompute.stage_calls import find_stages
 
@@ -101,6 +102,19 @@ def test_every_value_moves(chain):
     for _ in range(2):
         assert same(step(plain), step(planned))
     assert lent_stages(listed) == {2, 4}
+
+
+def test_options_count_the_operations_of_the_forward_alone(chain):
+    """A stage that runs twice, the first time by an option, drops what the option says: copies of buffers are none."""
+    count = len(chain.stages)
+    inner, option = range(2, count + 2), 1
+    assert chain.stages[0].options[option - 1].saved_bytes < chain.stages[0].saved_bytes
+    listed = [forward_all(1, option), *map(forward_all, inner), *map(backward, reversed(inner))]
+    listed += [delete(Value.SAVED, 1), forward_all(1, option), backward(1)]
+    model = net()
+    planned = carry_out(model, find_stages(model), listed, remade=remade_operations(chain))
+    assert same(step(net()), step(planned))
+    assert tracked_peak(planned, SAMPLE) <= simulate(chain, listed).peak_bytes
 
 
 def test_copies_are_placed_as_simulated():

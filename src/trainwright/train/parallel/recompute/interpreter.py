@@ -189,20 +189,21 @@ class PlanInterpreter:
         if act.kind is OperationKind.FORWARD_DROP:
             step.bare.pop(number - 1, None)
         with contextlib.ExitStack() as stack:
-            # What runs again saves empty slots; autograd then holds no tensor of this stage.
-            if not kept:
-                slots = step.slots[number] = []
-                pack = None
-                if act.kind is OperationKind.FORWARD_ALL:
-                    pack = stack.enter_context(self._packing(part, act, call, given))
-                fill = partial(self._read_slot, step, number)
-                stack.enter_context(saved_tensors_hooks(_put_slots(slots, pack), fill))
             # A rerun must see the same weights, random numbers and buffers.
             if number in self.reruns:
                 seen = step.seen[number] = RunContext()
                 seen.keep_weights(part.weights)
                 seen.random = read_generators([*step.generators, *(_PYTHONS if part.python else ())])
                 stack.enter_context(part.buffers.watched(seen))
+            # What runs again saves empty slots; autograd then holds no tensor of this stage.
+            if not kept:
+                slots = step.slots[number] = []
+                pack = None
+                if act.kind is OperationKind.FORWARD_ALL:
+                    # Last, since an option numbers the operations of the forward alone, without copies of buffers.
+                    pack = stack.enter_context(self._packing(part, act, call, given))
+                fill = partial(self._read_slot, step, number)
+                stack.enter_context(saved_tensors_hooks(_put_slots(slots, pack), fill))
             output = forward(*arguments[0], **arguments[1])
             if number in self.reruns:
                 # From the others a rerun draws nothing either.
