@@ -93,6 +93,18 @@ def test_admitted_requests_are_finished(service, kind):
     assert signal.getsignal(kind) is before
 
 
+def test_a_signal_interrupts_the_start():
+    """Of models that are still being loaded and placed."""
+
+    class Source:
+        def names(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            return []
+
+    with pytest.raises(KeyboardInterrupt):
+        Server(Source(), port=0).run()
+
+
 def test_second_signal_ends_it_at_once(service):
     waiting = Waiting(service)
 

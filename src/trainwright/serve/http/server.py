@@ -117,9 +117,11 @@ class Server:
         # Whose put() may interrupt its own get().
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         kinds = (signal.SIGTERM, signal.SIGINT)
-        before = {kind: signal.signal(kind, lambda number, _frame: signals.put(number)) for kind in kinds}
+        before: Mapping[signal.Signals, Any] = {}
         try:
+            # Which a signal interrupts, as it does any program: to place members takes seconds.
             self.start()
+            before = {kind: signal.signal(kind, lambda number, _frame: signals.put(number)) for kind in kinds}
             # What is loaded by now stays: to look through all of it again stops requests for a quarter of a second.
             gc.collect()
             gc.freeze()
