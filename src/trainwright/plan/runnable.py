@@ -17,7 +17,8 @@ AGAIN = ("none", "selective", "full")
 AUTOCAST = ("fp32", "amp-bf16")
 """Precisions that are set up."""
 _BUDGETED = "data (with ZeRO if not compiled), tensor (without ZeRO) or pipeline parallelism without replicas"
-_AXES = ("data", "filter", "channel", "spatial", "context", "tensor", "pipeline")
+_AXES = ("data", "filter", "channel", "spatial", "context", "expert", "tensor", "pipeline")
+_WITH_ZERO = ("data", "tensor", "context", "expert", "pipeline", "channel")
 _TOGETHER = ({"tensor", "pipeline"}, {"tensor", "context"})
 
 
@@ -52,8 +53,8 @@ def refusal_of(layout: "Layout") -> str:
         ),
         (name not in _AXES, f"there is no module for {name} parallelism; allowed: {', '.join(_AXES)}"),
         (
-            layout.zero and name in {"filter", "spatial"},
-            f"ZeRO {layout.zero} beside {name} parallelism; allowed: with data, tensor, context, pipeline and channel",
+            layout.zero and name not in _WITH_ZERO,
+            f"ZeRO {layout.zero} beside {name} parallelism; allowed: with {', '.join(_WITH_ZERO)}",
         ),
         (both and layout.zero, f"ZeRO {layout.zero} beside tensor and context parallelism; allowed: without"),
         (layout.sequence, "sequence parallelism; allowed: tensor or context parallelism without"),

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 
 class Residual(nn.Module):
@@ -222,3 +223,55 @@ class Encoder(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+class StackedExperts(nn.Module):
+    """Experts as transformers calls them."""
+
+    def __init__(self, count, width):
+        super().__init__()
+        self.num_experts = count
+        self.up = nn.Parameter(torch.randn(count, 2 * width, width) / 4)
+        self.up_bias = nn.Parameter(torch.randn(count, 2 * width) / 4)
+        self.down = nn.Parameter(torch.randn(count, width, 2 * width) / 4)
+        self.act = nn.GELU()
+
+    def forward(self, tokens, visited, weights):
+        found = torch.zeros_like(tokens)
+        for expert in visited.unique().tolist():
+            rows, choices = torch.where(visited == expert)
+            inner = self.act(functional.linear(tokens[rows], self.up[expert], self.up_bias[expert]))
+            made = functional.linear(inner, self.down[expert]) * weights[rows, choices, None]
+            found = found.index_add(0, rows, made.to(found.dtype))
+        return found
+
+
+class Routed(nn.Module):
+    """A block whose tokens visit two of four experts each; with `crowded` two that are on one rank."""
+
+    def __init__(self, width, *, crowded=False):
+        super().__init__()
+        self.norm, self.router = nn.LayerNorm(width), nn.Linear(width, 4)
+        self.experts = StackedExperts(4, width)
+        if crowded:
+            self.router.bias.data.copy_(torch.tensor([9.0, 9.0, 0.0, 0.0]))
+
+    def forward(self, x):
+        tokens = self.norm(x).flatten(0, -2)
+        weights, visited = self.router(tokens).softmax(-1).topk(2)
+        return x + self.experts(tokens, visited, weights).view_as(x)
+
+
+class Mixture(nn.Module):
+    """Blocks of experts."""
+
+    def __init__(self, outputs=6, *, crowded=False):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, outputs)
+        self.blocks = nn.ModuleList([Routed(8, crowded=crowded) for _ in range(2)])
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)

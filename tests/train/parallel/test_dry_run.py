@@ -50,10 +50,14 @@ def test_images_are_divided(axis, device):
 
 
 def test_what_fails_says_why():
-    """Convolutions have no blocks to divide; tensors of two kinds do not meet; experts are told by the layout alone."""
+    """Convolutions have no blocks and no experts to divide; three experts are not for two ranks."""
     images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2))
     assert "no list of transformer blocks" in refusal_on(images, torch.zeros(2, 3, 8, 8), plan_of(tensor=2))
-    assert "there is no module for expert" in refusal_on(images, torch.zeros(2, 3, 8, 8), plan_of(expert=2))
+    assert "has no experts that are called as" in refusal_on(images, torch.zeros(2, 3, 8, 8), plan_of(expert=2))
+    assert "the 4 experts of blocks.0.experts cannot be divided by 3" in refusal_on(
+        small_models.Mixture(), torch.zeros(6, 8, 6), plan_of(expert=3)
+    )
+    assert refusal_on(small_models.Mixture(), torch.zeros(8, 8, 6), plan_of(expert=2)) == ""
 
 
 def test_a_ranking_says_of_each_plan_why_the_model_is_not_set_up():

@@ -39,18 +39,22 @@ def evaluated(_rank, _world):
         return apart(ours(x), alone(x))
 
 
-def mixed(_rank, _world):
-    """Return 0 if a step under autocast is about that of one device."""
-    plan = plan_of(context=2, precision="amp-bf16")
-    ours = parallelise(seeded(small_models.Transformer, torch.float32), plan)
-    alone = seeded(small_models.Transformer, torch.float32)
-    x, y = batches((8, 6), (8, 6), torch.float32)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = (alone(x) - y).square().mean()
-    expected.backward()
-    loss = ours.backward(lambda model, batch: (model(batch[0]) - batch[1]).square().mean(), [(1.0, (x, y))])
-    near = apart(loss, expected.detach()) < 0.01
-    return 0.0 if near and far(gradients(ours.module), gradients(alone)) < 0.05 else 1.0
+def mixed(make, **degrees):
+    """Return a check that is 0 if a step under autocast is about that of one device."""
+
+    def check(_rank, _world):
+        ours = parallelise(seeded(make, torch.float32), plan_of(**degrees, precision="amp-bf16"))
+        alone = seeded(make, torch.float32)
+        x, y = batches((8, 6), (8, 6), torch.float32)[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = (alone(x) - y).square().mean()
+        expected.backward()
+        mine = [each.chunk(ours.data_ranks)[ours.data_rank] for each in (x, y)]
+        loss = ours.backward(loss_of, [(1.0, mine)])
+        near = apart(loss, expected.detach()) < 0.01
+        return 0.0 if near and far(gradients(ours.module), gradients(alone)) < 0.05 else 1.0
+
+    return check
 
 
 class Counting(small_models.Block):
@@ -188,6 +192,8 @@ BLOCKS = {
 ENCODER = (small_models.Encoder, (8, 6), (8, 16))
 CHAIN = (small_models.chain, *TEXT)
 TIED = (small_models.Tied, (6,), (6,))
+MIXTURE = (small_models.Mixture, *TEXT)
+CROWDED = (partial(small_models.Mixture, crowded=True), *TEXT)
 
 ON_TWO = {
     "data": case(*MLP, data=2),
@@ -225,7 +231,8 @@ ON_TWO = {
     "context, micro-batches": case(*BLOCKS["chunk"], context=2, parts=2),
     "context, single precision": case(*BLOCKS["chunk"], context=2, dtype=torch.float32),
     "context, evaluation": evaluated,
-    "context, mixed precision": mixed,
+    "context, mixed precision": mixed(small_models.Transformer, context=2),
+    "expert, mixed precision": mixed(small_models.Mixture, expert=2),
     "context, positions in a block": refused,
     "pipeline, gpipe": case(*MLP, pipeline=2, plan={"schedule": "gpipe", "microbatches": 4}),
     "pipeline, 1f1b": case(*MLP, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "stages": (2, 3)}),
@@ -255,6 +262,11 @@ ON_TWO = {
     "pipeline, tied weights": case(
         *TIED, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "cuts": ("layers.1",)}
     ),
+    "expert": case(*MIXTURE, expert=2),
+    "expert, micro-batches": case(*MIXTURE, expert=2, parts=2),
+    "expert, all blocks again": case(*MIXTURE, expert=2, plan={"recompute": "full"}),
+    "expert, a rank without tokens": case(*CROWDED, expert=2),
+    "expert, single precision": case(*MIXTURE, expert=2, dtype=torch.float32),
     "spatial, single precision": case(*CNN, spatial=2, dtype=torch.float32),
     "filter, single precision": case(*CNN, filter=2, dtype=torch.float32),
     "channel, single precision": case(*CNN, channel=2, dtype=torch.float32),
@@ -306,6 +318,11 @@ ON_FOUR = {
     ),
     "ZeRO 1+pipeline": case(*MLP, data=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2, "zero": 1}),
     "pipeline, cut by the oracle": of_the_oracle,
+    "expert": case(*MIXTURE, expert=4, parts=2),
+    **{f"ZeRO {level}+expert": case(*MIXTURE, data=2, expert=2, plan={"zero": level}) for level in (1, 2, 3)},
+    "ZeRO 1+expert, micro-batches": case(*CROWDED, data=2, expert=2, plan={"zero": 1}, parts=2),
+    "data+expert": case(*MIXTURE, data=2, expert=2),
+    "data+expert, a rank without tokens": case(*CROWDED, data=2, expert=2, parts=2),
     "data+filter": case(*CNN, data=2, filter=2),
     "data+filter, norms": case(*CNN_BN, data=2, filter=2, sync_bn=True),
     "data+filter, micro-batches": case(*MLP, data=2, filter=2, parts=2),
@@ -326,6 +343,9 @@ QUICK = (
     "context, mixed precision",
     "context, positions in a block",
     "data",
+    "expert",
+    "expert, a rank without tokens",
+    "expert, mixed precision",
     "ZeRO 3",
     "filter, norms",
     "channel, convolutions",

@@ -82,10 +82,21 @@ PLANS = {
     "filter": {"filter": 2},
     "channel": {"channel": 2},
     "pipeline": {"pipeline": 2, "schedule": "1f1b", "microbatches": 4},
+    "expert": {"expert": 2},
 }
 CLIPPED = list(PLANS)
 RESUMED = [("filter", "ZeRO 3"), ("pipeline", "pipeline"), ("pipeline", "ZeRO 3"), ("data", "pipeline")]
+RESUMED += [("expert", "ZeRO 3"), ("data", "expert")]
 TRAINED = [("torch" if place % 2 else "ours", name) for place, name in enumerate(PLANS)] + [("torch", "filter")]
+
+
+def mixture():
+    return small_models.Mixture(4)
+
+
+def model_of(*plans):
+    """Return what makes a model that plans divide."""
+    return mixture if "expert" in plans else small_models.mlp
 
 
 def normed():
@@ -97,16 +108,17 @@ def normed():
 
 
 def planned(loader, name):
-    return lambda rank, world: train(trial_of(rank, world), plan_of(**PLANS[name]), loader)
+    return lambda rank, world: train(trial_of(rank, world), plan_of(**PLANS[name]), loader, model_of(name))
 
 
-def clipped(name=None):
+def clipped(name, *, alone=False):
     """Return a check that trains with losses that are scaled, one step's too far, and clipped gradients."""
 
     def check(rank, world):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-        plan = plan_of(**PLANS[name]) if name else None
-        return train(trial_of(rank, world), plan, loss=overflowing, scaler=scaler, max_gradient_norm=0.05)
+        plan = None if alone else plan_of(**PLANS[name])
+        settings = {"loss": overflowing, "scaler": scaler, "max_gradient_norm": 0.05}
+        return train(trial_of(rank, world), plan, make=model_of(name), **settings)
 
     return check
 
@@ -127,7 +139,7 @@ def refused(error, match, **settings):
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
 
-    def resumed(before, after, make=small_models.mlp):
+    def resumed(before, after, make):
         """Return a check that trains an epoch by one plan, and goes on by another."""
 
         def check(rank, world):
@@ -141,7 +153,7 @@ def found(tmp_path_factory):
     checks = {f"{loader}, {name}": planned(loader, name) for loader, name in TRAINED}
     checks |= {f"{name}, clipped": clipped(name) for name in CLIPPED}
     checks |= {
-        **{f"{before}, then {after}": resumed(before, after) for before, after in RESUMED},
+        **{f"{before}, then {after}": resumed(before, after, model_of(before, after)) for before, after in RESUMED},
         "stages with buffers": lambda rank, world: train(
             trial_of(rank, world), plan_of(**PLANS["pipeline"]), make=normed
         ),
@@ -154,25 +166,29 @@ def found(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone():
-    return {loader: train(trial_of(0, 1), loader=loader) for loader in ("torch", "ours")}
+    return {
+        (loader, make): train(trial_of(0, 1), loader=loader, make=make)
+        for loader in ("torch", "ours")
+        for make in (small_models.mlp, mixture)
+    }
 
 
 @pytest.mark.parametrize(("loader", "name"), TRAINED)
 def test_a_trial_by_a_plan_is_the_trial(found, alone, loader, name):
     """Same samples in every step whichever ranks take the same, same losses, same parameters to 1e-10."""
-    equal(found[f"{loader}, {name}"], alone[loader])
+    equal(found[f"{loader}, {name}"], alone[loader, model_of(name)])
 
 
 @pytest.mark.parametrize("name", CLIPPED)
 def test_gradients_are_clipped_over_all_shards(found, name):
     """By the norm of the whole model's gradient, after unscaling; no rank steps where one overflowed."""
-    equal(found[f"{name}, clipped"], clipped()(0, 1))
+    equal(found[f"{name}, clipped"], clipped(name, alone=True)(0, 1))
 
 
 @pytest.mark.parametrize(("before", "after"), RESUMED)
 def test_a_checkpoint_goes_from_one_plan_to_another(found, alone, before, after):
     """Stages too, whose ranks have each a part of the model, of its optimizer's state, and of its buffers."""
-    equal(found[f"{before}, then {after}"], alone["torch"])
+    equal(found[f"{before}, then {after}"], alone["torch", model_of(before, after)])
 
 
 def test_stages_keep_their_buffers(found):

@@ -108,11 +108,11 @@ def _caveat(pricer: Pricer, query: PlanQuery) -> str:
 
 
 def _refuse_model(pricer: Pricer, degrees: Degrees) -> str:
-    """Return what of a model training does not divide: it divides linear layers, and experts are none."""
+    """Return what of a model training does not divide: it divides linear layers by tensor, and experts are none."""
     if degrees.context > 1 and pricer.arrays.context_by:
         return f"context parallelism by {pricer.arrays.context_by}; allowed: by gathering keys and values"
     if degrees.tensor > 1 and any(layer.experts for layer in pricer.arrays.layers):
-        return "tensor parallelism of experts; allowed: data parallelism with any ZeRO level, and pipelines"
+        return "tensor parallelism of experts; allowed: data (any ZeRO level) and expert parallelism, and pipelines"
     return ""
 
 

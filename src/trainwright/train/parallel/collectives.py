@@ -1,4 +1,4 @@
-"""Differentiable collectives (all-reduce, all-gather, reduce-scatter): each backward pass is the matching exchange.
+"""Differentiable collectives (all-reduce, all-gather, reduce-scatter, all-to-all): each backward is the matching one.
 
 A tensor that all ranks of a group hold equally is called whole; of a whole tensor every rank has the whole gradient.
 """
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-__all__ = ["all_gather", "all_reduce", "copy", "sum_over_ranks", "take_part"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "all_to_all_counts", "copy", "sum_over_ranks", "take_part"]
 
 Group = dist.ProcessGroup
 # Renamed in torch 2.13; 2.11 knows the old names only.
@@ -36,6 +36,21 @@ def take_part(whole: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, 
 def all_reduce(term: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum over the ranks (all-reduce); backward, its gradient is whole and goes to each term."""
     return _Exchange.apply(term, _sum_terms, _as_it_is, (group,))  # type: ignore[no-any-return]
+
+
+def all_to_all(rows: torch.Tensor, group: Group, *, sent: list[int], received: list[int]) -> torch.Tensor:
+    """Return the rows that come from all ranks, in their order; `sent` and `received` are how many of each.
+
+    Backward, gradients go the way back.
+    """
+    return _Exchange.apply(rows, _send_rows, _send_back, (group, sent, received))  # type: ignore[no-any-return]
+
+
+def all_to_all_counts(counts: torch.Tensor, group: Group) -> torch.Tensor:
+    """Return row r of every rank r' as row r' on rank r."""
+    found = torch.empty_like(counts)
+    dist.all_to_all_single(found, counts, group=group)
+    return found
 
 
 def copy(whole: torch.Tensor, group: Group) -> torch.Tensor:
@@ -71,6 +86,16 @@ def _sum_terms(term: torch.Tensor, group: Group) -> torch.Tensor:
     total = term.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
+
+
+def _send_rows(rows: torch.Tensor, group: Group, sent: list[int], received: list[int]) -> torch.Tensor:
+    found = rows.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
+    return found
+
+
+def _send_back(rows: torch.Tensor, group: Group, sent: list[int], received: list[int]) -> torch.Tensor:
+    return _send_rows(rows, group, received, sent)
 
 
 def _part_of_rank(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:

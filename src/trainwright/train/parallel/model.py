@@ -20,7 +20,7 @@ from trainwright.plan import Degrees, Layout
 from trainwright.train.batch_slicing import train_parts
 from trainwright.train.parallel.recompute.budgeted import Budgeted
 
-__all__ = ["Loss", "Parallel", "Setup", "data_place", "mesh_of"]
+__all__ = ["Loss", "Parallel", "Setup", "data_place", "data_ranks", "mesh_of"]
 
 
 def mesh_of(plan: Layout, device_type: str) -> DeviceMesh | None:
@@ -50,12 +50,17 @@ def mesh_of(plan: Layout, device_type: str) -> DeviceMesh | None:
     return mesh
 
 
+def data_ranks(degrees: Degrees) -> int:
+    """Return how many ranks get different samples: expert ranks do, as data ranks."""
+    return degrees.expert * degrees.data
+
+
 def data_place(degrees: Degrees) -> int:
     """Return this rank's place among those that get different samples."""
     names = [degree.name for degree in fields(degrees)]
-    # Ranks of the axes before data share their samples.
-    inner = prod(getattr(degrees, name) for name in names[: names.index("data")])
-    return dist.get_rank() // inner % degrees.data if degrees.devices > 1 else 0
+    # Ranks of the axes before these two, which are neighbours, share their samples.
+    inner = prod(getattr(degrees, name) for name in names[: names.index("expert")])
+    return dist.get_rank() // inner % data_ranks(degrees) if degrees.devices > 1 else 0
 
 
 def _axes_of(plan: Layout) -> list[tuple[str, int]]:
@@ -108,7 +113,7 @@ class Parallel(nn.Module):
         self.plan = plan
         self.mesh = mesh
         self.data_rank = data_place(plan.degrees)
-        self.data_ranks = plan.degrees.data
+        self.data_ranks = data_ranks(plan.degrees)
         self._setup = setup
         self._share: Callable[[], float] = lambda: 1 / self.data_ranks
 

@@ -22,11 +22,12 @@ from trainwright.train.parallel.convolution.divided_layers import (
 )
 from trainwright.train.parallel.convolution.norm import SynchronisedNorm, learns_statistics
 from trainwright.train.parallel.convolution.part import unshard_all
-from trainwright.train.parallel.model import Loss, Parallel, Setup, mesh_of
+from trainwright.train.parallel.model import Loss, Parallel, Setup, data_ranks, mesh_of
 from trainwright.train.parallel.pipeline.runner import PipelineRunner
 from trainwright.train.parallel.recompute.budgeted import Budgeted
 from trainwright.train.parallel.strategies.context import divide_sequence
 from trainwright.train.parallel.strategies.data import GradientAveraging, shard_modules, wrap_in_ddp, wrap_in_fsdp
+from trainwright.train.parallel.strategies.expert import are_experts, divide_experts
 from trainwright.train.parallel.strategies.tensor import divide_blocks
 
 __all__ = ["set_up", "set_up_model"]
@@ -168,7 +169,7 @@ def _refuse_marked(model: nn.Module, plan: Layout) -> None:
 
 def _synchronise(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:
     """Take batch statistics over all ranks that have other samples, or other rows of them."""
-    if plan.degrees.data * plan.degrees.spatial == plan.devices:
+    if data_ranks(plan.degrees) * plan.degrees.spatial == plan.devices:
         group: Any = dist.group.WORLD
     elif plan.degrees.data > 1:
         group = mesh.get_group("data")
@@ -191,7 +192,7 @@ def _fsdp(parts: _Parts, mesh: DeviceMesh) -> Setup:
 
 def _averaged(parts: _Parts, group: Any) -> Setup:
     """Return a model, some of whose parameters are divided, whose gradients are averaged over a group."""
-    averaging = GradientAveraging(list(parts.model.parameters()), group)
+    averaging = GradientAveraging((parts.model.parameters(), group))
     return Setup(module=parts.model, call=parts.called, alone=averaging.off)
 
 
@@ -245,6 +246,12 @@ def _data_axes(mesh: DeviceMesh) -> DeviceMesh:
     return mesh[tuple(name for name in mesh.mesh_dim_names or () if name in {"data", "replica", "shard"})]
 
 
+def _copied_over(mesh: DeviceMesh, axis: str) -> DeviceMesh:
+    """Return a mesh of which state is divided over the last axis, data, and equal on the first: one turned round."""
+    groups, names = [mesh.get_group(axis), mesh.get_group("data")], (axis, "data")
+    return DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names)
+
+
 def _spatial(parts: _Parts) -> Setup:
     return wrap_in_ddp(parts.model, SpatialParallel(parts.model, parts.mesh.get_group("spatial")), unused=parts.unused)
 
@@ -255,12 +262,26 @@ def _context(parts: _Parts) -> Setup:
     if plan.zero and plan.shard > plan.degrees.data:
         return _fsdp(parts, copies)
     if plan.zero:
-        # State is divided over the last axis and equal on the first: the mesh turned round.
-        groups, names = [mesh.get_group("context"), mesh.get_group("data")], ("context", "data")
-        return _fsdp(parts, DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names))
+        return _fsdp(parts, _copied_over(mesh, "context"))
     if plan.degrees.tensor > 1:
         return _averaged(parts, copies.get_group())
     return wrap_in_ddp(parts.model, parts.called, unused=parts.unused)
+
+
+def _expert(parts: _Parts) -> Setup:
+    model, mesh = parts.model, parts.mesh
+    experts = divide_experts(model, mesh["expert"])
+    if parts.plan.zero:
+        # Inside the blocks, which are divided after them: over data ranks only, as there are no other copies.
+        shard_modules([module for module in model.modules() if are_experts(module)], mesh["data"], zero=parts.plan.zero)
+        return _fsdp(parts, _copied_over(mesh, "expert"))
+    # Experts have copies on data ranks, all else on expert ranks too.
+    copies = mesh["data", "expert"]._flatten() if parts.plan.degrees.data > 1 else mesh["expert"]  # noqa: SLF001
+    shares = [([each for each in model.parameters() if all(each is not one for one in experts)], copies.get_group())]
+    if parts.plan.degrees.data > 1:
+        shares.append((experts, mesh.get_group("data")))
+    averaging = GradientAveraging(*shares)
+    return Setup(module=model, call=parts.called, alone=averaging.off)
 
 
 def _tensor(parts: _Parts) -> Setup:
@@ -276,7 +297,7 @@ def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch
     if plan.zero:
         shard_modules(stages.called(), _data_axes(mesh), zero=plan.zero)
     elif plan.degrees.data > 1:
-        averaging = GradientAveraging(list(stages.module.parameters()), mesh.get_group("data"), by_itself=False)
+        averaging = GradientAveraging((stages.module.parameters(), mesh.get_group("data")), by_itself=False)
 
     def backward(loss: Loss, batch: Any) -> torch.Tensor:
         value = stages.backward(loss, batch)
@@ -309,6 +330,7 @@ _SETUPS: dict[str, Callable[[_Parts], Setup]] = {
     "channel": _channel,
     "spatial": _spatial,
     "context": _context,
+    "expert": _expert,
     "tensor": _tensor,
 }
 _CAST = {"amp-bf16": torch.bfloat16}

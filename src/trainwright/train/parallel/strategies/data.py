@@ -6,7 +6,8 @@ is for models that DDP does not take: those with divided parameters.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -127,18 +128,17 @@ def _accumulating(model: nn.Module, zero: int) -> Iterator[None]:
 
 
 class GradientAveraging:
-    """Averages the gradients of parameters over the ranks of `group`, by itself when a backward pass has ended.
+    """Averages the gradients of parameters over the ranks of their group, by itself when a backward pass has ended.
 
     Buckets of 25 MiB in the order of the parameters, all on their way at once, none beside the computation. A parameter
     without a gradient on this rank counts as zero: all ranks send the same.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, *, by_itself: bool = True) -> None:
-        self._parameters = [item for item in parameters if item.requires_grad]
-        self._group = group
+    def __init__(self, *shares: tuple[Iterable[nn.Parameter], dist.ProcessGroup], by_itself: bool = True) -> None:
+        self._shares = [([item for item in parameters if item.requires_grad], group) for parameters, group in shares]
         self._on, self._queued = True, False
         if by_itself:
-            for parameter in self._parameters:
+            for parameter in itertools.chain(*(parameters for parameters, _ in self._shares)):
                 parameter.register_post_accumulate_grad_hook(self._queue_all_reduce)
 
     @contextlib.contextmanager
@@ -154,8 +154,9 @@ class GradientAveraging:
         """Average the gradients that are there now over all ranks, in buckets."""
         self._queued = False
         started = [
-            (bucket, *self._start(bucket))
-            for bucket in _buckets([_gradient(parameter) for parameter in self._parameters])
+            (bucket, *_start(bucket, group))
+            for parameters, group in self._shares
+            for bucket in _buckets([_gradient(parameter) for parameter in parameters])
         ]
         for bucket, flat, work in started:
             work.wait()
@@ -168,10 +169,11 @@ class GradientAveraging:
             # Called when the whole backward pass has ended, and all gradients are there.
             torch.autograd.Variable._execution_engine.queue_callback(self.all_reduce_gradients)  # noqa: SLF001 -- as FSDP2 does
 
-    def _start(self, bucket: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-        # Divided before the sum, which might overflow in a narrow type.
-        flat = torch.cat([item.reshape(-1) for item in bucket]).div_(dist.get_world_size(self._group))
-        return flat, dist.all_reduce(flat, group=self._group, async_op=True)
+
+def _start(bucket: list[torch.Tensor], group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
+    # Divided before the sum, which might overflow in a narrow type.
+    flat = torch.cat([item.reshape(-1) for item in bucket]).div_(dist.get_world_size(group))
+    return flat, dist.all_reduce(flat, group=group, async_op=True)
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:
