@@ -204,6 +204,7 @@ class PlanInterpreter:
                     pack = stack.enter_context(self._packing(part, act, call, given))
                 fill = partial(self._read_slot, step, number)
                 stack.enter_context(saved_tensors_hooks(_put_slots(slots, pack), fill))
+            stack.enter_context(part.watched())
             output = forward(*arguments[0], **arguments[1])
             if number in self.reruns:
                 # From the others a rerun draws nothing either.
@@ -285,9 +286,11 @@ class PlanInterpreter:
                 hooks = saving_nothing()
                 if filling:
                     pack = stack.enter_context(self._packing(part, act, call, given))
-                    hooks = saving_nothing(_fill_slots(left, pack, where=where, stop=graph_only))
+                    hooks = saving_nothing(_fill_slots(left, pack, where, stop=graph_only and not part.fills_late))
                 stack.enter_context(hooks)
                 output = _handed_on(call.forward(*arguments[0], **arguments[1]), storage_keys(given))
+            if filling and graph_only and not left:
+                raise _Full
         except _Full:
             step.saved[number] = None
             return
@@ -423,7 +426,7 @@ def _put_slots(slots: Slots, pack: _Pack | None) -> Callable[[torch.Tensor], Sav
     return empty
 
 
-def _fill_slots(left: Slots, pack: _Pack, *, where: str, stop: bool) -> Callable[[torch.Tensor], None]:
+def _fill_slots(left: Slots, pack: _Pack, where: str, *, stop: bool) -> Callable[[torch.Tensor], None]:
     """Return what puts the tensors that a run saves into the slots that are left, the last one first.
 
     With `stop` it raises _Full when none is left.

@@ -22,7 +22,7 @@ from trainwright.train.parallel.recompute.run_context import (
 )
 from trainwright.train.parallel.recompute.sample_step import Stopwatch
 from trainwright.train.parallel.recompute.selective_options import SLOT_SECONDS, OperationRecorder, SelectiveOption
-from trainwright.train.parallel.recompute.stage_calls import StageSite, is_compiled
+from trainwright.train.parallel.recompute.stage_calls import StageSite
 from trainwright.train.parallel.recompute.step_store import snapshot
 from trainwright.train.parallel.recompute.trees import (
     flatten_tree,
@@ -187,7 +187,7 @@ class StageMeasurement:
             backward_seconds=backward_seconds,
             again_seconds=_RERUN_SECONDS + self._recorder.saved * SLOT_SECONDS,
             saved_places=saved_places,
-            selective=selective if _is_eager(self._site) else (),
+            selective=selective if self._site.is_eager() else (),
         )
 
     def _own_gradient_bytes(self) -> int:
@@ -247,13 +247,6 @@ class StageRuns:
         """Let gradients of parameters go: the next run makes its own."""
         for parameter in self.parameters:
             parameter.grad = None
-
-
-def _is_eager(site: StageSite) -> bool:
-    """Return whether no module is compiled: compiled code does not run under a mode that watches operations."""
-    return not any(
-        hasattr(each, "_orig_mod") or is_compiled(each) for module in site.modules for each in module.modules()
-    )
 
 
 def _new_tensors(result: Any, given: Any) -> list[torch.Tensor]:

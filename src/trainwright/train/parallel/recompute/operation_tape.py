@@ -23,7 +23,7 @@ from trainwright.train.parallel.recompute.run_context import drawing_again, read
 from trainwright.train.parallel.recompute.trees import StridedView, storage_key
 from trainwright.train.parallel.recompute.values import SavedTensor, can_move
 
-__all__ = ["OperationKind", "OperationMode", "OperationTape", "Remade", "is_minor", "remaking"]
+__all__ = ["LateWatch", "OperationKind", "OperationMode", "OperationTape", "Remade", "is_minor", "remaking"]
 
 ReadSlot = Callable[[SavedTensor], torch.Tensor]
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit"})
@@ -41,6 +41,8 @@ class OperationKind(NamedTuple):
     """It does the same again, and leaves nothing behind but its results and what it writes."""
     writes: tuple[tuple[int, str], ...]
     """Places and names of the arguments that it writes."""
+    hides: bool
+    """It writes an argument that it does not return, which autograd has saved before: random numbers, say."""
     normalises: bool
     """It may write running statistics, of which its results do not depend then."""
     draws: bool
@@ -57,11 +59,14 @@ def _kind_of(func: Any) -> OperationKind:
     listed = [
         (at, each.name) for at, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write
     ]
+    returned = {name for each in schema.returns if each.alias_info for name in each.alias_info.before_set}
+    hides = any(returned.isdisjoint(schema.arguments[at].alias_info.before_set) for at, _ in listed)
     return OperationKind(
         view=not listed and bool(schema.returns) and all(each.alias_info is not None for each in schema.returns),
         # Of a recurrent layer's operation, one that saves nothing returns less.
-        repeatable=func.namespace == "aten" and "_rnn" not in schema.name,
+        repeatable=func.namespace == "aten" and "_rnn" not in schema.name and not hides,
         writes=tuple(listed),
+        hides=hides,
         normalises=schema.name.removeprefix("aten::") in _BATCH_NORMS,
         draws=torch.Tag.nondeterministic_seeded in func.tags,
     )
@@ -95,6 +100,17 @@ class OperationMode(TorchDispatchMode, ABC):
     @abstractmethod
     def run(self, kind: OperationKind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Do an operation, and return what it returns."""
+
+
+class LateWatch(OperationMode):
+    """Sees whether a forward fills what autograd has saved before: it is not over when the last tensor is saved."""
+
+    found = False
+
+    def run(self, kind: OperationKind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Do an operation."""
+        self.found |= kind.hides
+        return func(*args, **kwargs)
 
 
 class OperationTape(OperationMode):
@@ -133,6 +149,8 @@ class OperationTape(OperationMode):
         ):
             repeated = self._repeated(kind, func, args, kwargs)
         for each in written:
+            if kind.hides:
+                self._keep_saved(each)
             self._before_write(storage_key(each))
         result = func(*args, **kwargs)
         if repeated is not None:
@@ -164,8 +182,9 @@ class OperationTape(OperationMode):
             sources.append(storage_key(tensor))
             return slot
 
-        devices = {str(each.device) for each in tensors_in((args, kwargs))} if kind.draws else ()
-        random = read_generators(devices)
+        # What is given no tensor says where it draws.
+        devices = {str(each.device) for each in tensors_in((args, kwargs))} or {str(kwargs.get("device") or "cpu")}
+        random = read_generators(devices if kind.draws else ())
         if kind.normalises and args[_TRAINING]:
             args = (*args[: _STATISTICS.start], None, None, *args[_STATISTICS.stop :])
         args, kwargs = _map_values(torch.Tensor, stand_in, tuple(args)), _map_values(torch.Tensor, stand_in, kwargs)
@@ -173,6 +192,14 @@ class OperationTape(OperationMode):
         for key in sources:
             self._readers.setdefault(key, []).append(repeated)
         return repeated
+
+    def _keep_saved(self, tensor: torch.Tensor) -> None:
+        """Let who has saved a tensor that is written now read it as it then is, which is no more made again."""
+        origin = self._origin_of(tensor)
+        if origin is not None:
+            outputs = origin.result.operation.outputs
+            outputs[:] = [each for each in outputs if each() is not origin.result]
+            origin.result.value = tensor
 
     def _before_write(self, key: int) -> None:
         """Do what reads a storage that changes now, and forget how its content is made."""
@@ -280,8 +307,14 @@ class Remade(NamedTuple):
             if self.result.value is None:
                 operation.run(read)
             assert self.result.value is not None  # noqa: S101  it refers to the result
-            made = self.result.value.clone() if alone else self.result.value
+            made = _whole_copy(self.result.value) if alone else self.result.value
         return made if view is None or view == StridedView.of(made) else view.of_same(made)
+
+
+def _whole_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in a copy of its storage, of which it may be a part: other views are taken of that."""
+    length = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return StridedView.of(tensor).of_same(tensor.as_strided((length,), (1,), 0).clone())
 
 
 def is_minor(tensor: torch.Tensor, results: Sequence[torch.Tensor]) -> bool:

@@ -45,6 +45,12 @@ class StageSite:
             value = module(value)
         return value
 
+    def is_eager(self) -> bool:
+        """Return whether no module is compiled: compiled code does not run under a mode that watches operations."""
+        return not any(
+            hasattr(each, "_orig_mod") or is_compiled(each) for module in self.modules for each in module.modules()
+        )
+
 
 OnCall = Callable[[StageSite, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """What is done for a call: of the stage, its own forward, and the arguments; returns what the forward returns."""

@@ -7,6 +7,7 @@ stage before may make it again. Any other tensor is held until the stage's backw
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from trainwright.plan.memory.operations import Value
 from trainwright.train.parallel.recompute.gathered import sharded_modules
+from trainwright.train.parallel.recompute.operation_tape import LateWatch
 from trainwright.train.parallel.recompute.run_context import Autocast, Buffers, RunContext, has_hooks, weight_places
 from trainwright.train.parallel.recompute.stage_calls import StageSite
 from trainwright.train.parallel.recompute.trees import StridedView, flatten_tree, storage_key, unflatten_tree
@@ -149,10 +151,22 @@ class StageParts:
         self.modules, self.site = site.modules, site
         self.sharded = sharded_modules(model, site.name, site.modules)
         self.buffers = Buffers(site.modules)
+        # Not known before the first run, but of compiled code, which does not run under a mode that watches it.
+        self.fills_late: bool | None = None if site.is_eager() else False
         self.weights = [place for module in site.modules for place in weight_places(module)]
         # Whether they run Python code that is not torch's, which may draw from Python's and NumPy's generators.
         inside = (each for module in site.modules for each in module.modules())
         self.python = any(has_hooks(each) or not type(each).__module__.startswith("torch.") for each in inside)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """See in the first run whether operations fill what autograd has saved: the last one saved is not the end."""
+        if self.fills_late is not None:
+            yield
+            return
+        with LateWatch() as watch:
+            yield
+        self.fills_late = watch.found
 
 
 @dataclass(slots=True, weakref_slot=True)
