@@ -352,3 +352,14 @@ def test_a_record_of_a_newer_format_is_refused():
         fold([record])
     with pytest.raises(LedgerTooNew, match="upgrade trainwright"):
         Record.of_lines([record.line()[:-1]])
+
+
+def test_who_left_has_left_whenever_it_is_read_that_it_had_joined():
+    """Also under the names that it had before writes failed."""
+    one, other = Scribe("one"), Scribe("other")
+    host = Writer(host="node", boot="", pid=1, process_start="1")
+    joined = other.writes(facts.joined(host, session=0))
+    left = one.writes(facts.left(also=["other"]))
+    for records in (joined + left, left + joined):
+        assert fold(records).writers["other"].left
+    assert not fold(joined).writers["other"].left

@@ -27,6 +27,7 @@ from trainwright.schedule import (
     SuccessiveHalving,
     TrialView,
 )
+from trainwright.schedule.rules.pasha import _Noise
 from trainwright.schedule.rules.promotion_rule import WAIT, Ended, Judged, New, Opened, Started
 from trainwright.schedule.rules.rung_rule import rung_ladder
 
@@ -148,6 +149,18 @@ def test_pasha_opens_rungs_as_by_comparing_all(data, eta):
     rule = PASHA(max_epochs=30, eta=eta)
     study, trials = data.draw(played(rule, most=40))
     follow(rule, Raised(rule.rungs, 30, eta), study.events, trials)
+
+
+def test_the_noise_of_curves_is_told_by_ten_pairs_that_cross():
+    """The 90 % quantile of their distances at the epochs up to the rung; none before."""
+    noise, curves = _Noise(), []
+    for size in range(5):
+        assert noise.epsilon == 0
+        curve = {epoch: size * (-1.0) ** epoch for epoch in range(1, 6)}
+        noise.add(curve, curves, 4)
+        curves.append(curve)
+    gaps = [float(one - other) for one in range(5) for other in range(one) for _ in range(4)]
+    assert noise.epsilon == pytest.approx(np.quantile(gaps, 0.9))
 
 
 def test_pasha_trains_no_further_than_needed():
