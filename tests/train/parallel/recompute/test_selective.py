@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainwright import memory
+from trainwright.errors import InfeasibleBudget
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.planning import full_bytes
 from trainwright.train.parallel.recompute import selective_options
@@ -278,6 +279,35 @@ def test_what_is_read_before_a_write_is_made_before_it():
         source.mul_(10)
     with remaking():
         assert torch.equal(slot.held.tensor(lambda given: given.held), torch.arange(4.0) + 1)
+
+
+class Attending(nn.Module):
+    """Attention that says what it attends to, or does not: no parameter shows it."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.attention, self.weights = nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True), weights
+
+    def forward(self, x):
+        made, weights = self.attention(x, x, x, need_weights=self.weights)
+        return x + made.tanh() + (weights.mean() if self.weights else 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_named_as_the_least_is_enough_whatever_the_clock_says(seed, monkeypatch):
+    sample, draw = torch.randn(16, 24, 32), random.Random(seed)
+    monkeypatch.setattr(selective_options.Stopwatch, "read", lambda _: draw.random() ** 4)
+    model = nn.Sequential(Gated(), Attending(weights=True), Attending(weights=True), Written())
+    with pytest.raises(InfeasibleBudget) as caught:
+        memory.fit(copy.deepcopy(model), sample, budget=0.2)
+    least = caught.value.minimal_bytes
+    assert memory.fit(copy.deepcopy(model), sample, budget=least).plan.peak_bytes <= least
+
+
+def test_blocks_that_differ_in_a_flag_are_measured_apart():
+    model = nn.Sequential(*(Attending(weights=each) for each in (True, True, False, True)))
+    _, two, three, four = (stage.saved_bytes for stage in measure_chain(model, torch.randn(16, 24, 32)).stages)
+    assert two == four != three
 
 
 class Counts(TorchDispatchMode):

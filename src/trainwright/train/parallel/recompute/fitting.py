@@ -96,7 +96,7 @@ def fit(
             found, tried_bytes = module, budget_bytes
             chain = replace(chain, fixed={**chain.fixed, NOT_ALL_AT_ONCE: less})
         elif peak <= tried_bytes:
-            raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")), enough_bytes=peak)
+            raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")))
         else:
             # Together the stages took more than was measured of each: plan again with that much in reserve.
             more = peak - tried_bytes

@@ -341,7 +341,21 @@ def _modules_kind(site: StageSite) -> Any:
         for module in site.modules
         for path, each in (*module.named_parameters(), *module.named_buffers())
     ]
-    return tuple((type(each), repr(each)) for each in site.modules), tuple(tensors)
+    modules = [each for module in site.modules for each in module.modules()]
+    traits = [(name, _trait_of(value)) for each in modules for name, value in vars(each).items()]
+    return tuple((type(each), repr(each)) for each in site.modules), tuple(tensors), tuple(traits)
+
+
+def _trait_of(value: Any) -> Any:
+    """Return what an attribute says of a module's work: a flag, a name, or whether a number is 0.
+
+    Which number it is may be the module's place in the model, or a rate that grows with it.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value != 0
+    if type(value) in {tuple, list}:
+        return tuple(map(_trait_of, value))
+    return value if isinstance(value, bool | str) else type(value)
 
 
 def _without_bytes(tensor: torch.Tensor) -> TensorShape | None:
