@@ -9,6 +9,7 @@ import pytest
 import trainwright as tw
 
 pytest.importorskip("hydra")
+pytestmark = pytest.mark.xfail(sys.version_info >= (3, 14), reason="Hydra 1.3 itself does not start on Python 3.14")
 
 APP = """
 import hydra, os, signal
