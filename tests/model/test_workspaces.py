@@ -22,6 +22,8 @@ LAYERS = {
     "double precision": (nn.Conv2d(8, 8, 3, padding=1).double(), (4, 8, 24, 24)),
     "transposed": (nn.ConvTranspose3d(16, 8, 2, stride=2), (1, 16, 8, 8, 8)),
     "kernels from padding to padding": (nn.Conv3d(32, 32, 5, padding=2), (2, 32, 3, 3, 3)),
+    "channels innermost": (nn.Conv2d(96, 128, 3, padding=1), (2, 96, 6, 6)),
+    "channels innermost, strided": (nn.Conv2d(64, 128, 2, stride=2), (2, 64, 8, 8)),
     "several samples": (nn.Conv3d(16, 16, 3, padding=1), (4, 16, 8, 8, 8)),
 }
 if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
@@ -56,6 +58,8 @@ def test_convolutions(name, threads, request):
     torch.set_num_threads(threads)
     layer, shape = LAYERS[name]
     source = torch.randn(shape, dtype=layer.weight.dtype)
+    if "innermost" in name:
+        source = source.to(memory_format=torch.channels_last)
     settings = [
         list(layer.stride), list(layer.padding), list(layer.dilation), layer.transposed, list(layer.output_padding),
         layer.groups,

@@ -31,7 +31,7 @@ _PADDED = 17 / 16  # rows of matrices that a recurrent layer copies are a little
 _HALF = {torch.float16, torch.bfloat16}
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _REDUCTIONS = frozenset({"sum", "mean"})
-_PANEL_BYTES = 2**15  # of each thread, in products in half precision
+_PANEL_BYTES = 2**15  # of each thread, in products in half precision, and in convolutions with channels innermost
 _QUERY_ROWS = ((768, 256), (192, 64), (0, 32))  # of a block of attention's scores, from so many queries on
 _KEY_COLUMNS = 512  # of the same block
 _SMALL_BYTES = 2**17  # of what is turned round in half precision
@@ -165,7 +165,7 @@ def _convolution_bytes(source: "TensorShape", weight: "TensorShape", result: "Te
     """Return what a convolution takes: operands in blocks before the result is there, then the result in both forms."""
     # With channels innermost nothing is copied but weights.
     if _channels_last(source):
-        return weight.bytes
+        return weight.bytes * (1 if _channels_last(weight) else 2) + torch.get_num_threads() * _PANEL_BYTES
     operands = _blocked_source(source) + weight.bytes + _blocked(result) - result.bytes
     if half and set(weight.shape[2:]) == {1} and weight.shape[1] > 1:
         # Each thread adds up one sample in fp32.
@@ -189,7 +189,11 @@ def _convolution_backward_bytes(
         operands += _half_gradient_bytes(gradient, source, weight)
     # With strides the gradient of the input is there three times, as it is turned from one order into another.
     strided = wanted and gradient.shape[2:] != source.shape[2:] and (half or weight.shape[1] > 1)
-    return max(operands, 2 * source.bytes if strided else 0)
+    # With channels innermost the weights are turned round, and their gradient back.
+    turned = 0
+    if _channels_last(source) and set(weight.shape[2:]) != {1}:
+        turned = 3 * weight.bytes + (0 if _channels_last(gradient) else gradient.bytes)
+    return max(operands, turned, 2 * source.bytes if strided else 0)
 
 
 def _half_gradient_bytes(gradient: "TensorShape", source: "TensorShape", weight: "TensorShape") -> int:
