@@ -70,6 +70,21 @@ class Unread(nn.Module):
         return self.used(x)
 
 
+class Clamped(nn.Module):
+    """Gradients are clamped by hooks on values, which no forward without gradients can have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            made = layer(x)
+            made.register_hook(lambda gradient: gradient.clamp(-1, 1))
+            x = made.tanh()
+        return x
+
+
 def partly_frozen():
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
     model[2].requires_grad_(False)
@@ -87,6 +102,7 @@ AWKWARD = {
     "twin": (Twin, lambda: {"left": torch.randn(4, 2, 16), "right": torch.randn(4, 2, 16)}, "fp32"),
     "spectral": (Spectral, lambda: torch.randn(4, 3, 8, 8), "fp32"),
     "stabilised": (Stabilised, lambda: torch.randn(64, 32), "fp32"),
+    "clamped": (Clamped, lambda: torch.randn(64, 32), "fp32"),
     "unread": (Unread, lambda: torch.randn(8, 16), "fp32"),
     "frozen": (partly_frozen, lambda: torch.randn(8, 16), "fp32"),
     "weight norm": (

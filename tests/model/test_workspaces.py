@@ -78,6 +78,25 @@ def test_convolutions(name, threads, request):
         assert lent - GRANULE <= said <= 1.11 * lent + source.nbytes, func
 
 
+@pytest.mark.parametrize("dims", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("turned", [False, True])
+def test_fourier_transforms(dims, turned):
+    source = torch.randn(8, 32, 48).transpose(*(0, 2) if turned else (0, 0))
+    real, complex_ = torch.ops.aten._fft_r2c, torch.ops.aten._fft_c2c
+    there = real(source, dims, 0, onesided=True)
+    back = torch.ops.aten._fft_c2r
+    size = source.shape[dims[-1]]
+    for func, *arguments in (
+        (real, source, dims, 0, True),
+        (complex_, there, dims, 0, True),
+        (back, there, dims, 0, size),
+    ):
+        made = func(*arguments)
+        said = workspace_bytes(func.default, [TensorShape.of(arguments[0]), *arguments[1:]], [TensorShape.of(made)])
+        lent = borrowed(lambda func=func, arguments=arguments: [func(*arguments)])
+        assert lent - GRANULE <= said <= lent + arguments[0].nbytes, (func, dims)
+
+
 def tensors_of(made):
     return [made] if isinstance(made, torch.Tensor) else made
 

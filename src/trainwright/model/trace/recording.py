@@ -102,9 +102,10 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
                 peak, by_owner = recorder.peak_bytes, recorder.peak_by_owner
                 borrowed = max(0, recorder.working_peak_bytes - peak)
                 step.finish()
-                # Once more without gradients, for the temporaries of a forward pass that saves nothing.
+                # Once more without gradients, for the temporaries of a forward pass that saves nothing. One that puts
+                # hooks on its gradients needs them: its pass is then bounded, as any that does something else.
                 recorder.start("plain")
-                with torch.no_grad():
+                with torch.no_grad(), contextlib.suppress(RuntimeError):
                     step.forward()
                 parts["plain"] = (parts["update"][1], len(operations))
                 step.finish()

@@ -12,6 +12,7 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,6 +110,8 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
         return max(each.bytes for each in tensors[-2:]) + torch.get_num_threads() * _PANEL_BYTES
     if name in _REDUCTIONS and half:
         return 2 * tensors[0].bytes
+    if name.startswith("_fft_"):
+        return _transform_bytes(tensors[0], arguments[1], back=name.endswith("c2r"))
     if name.startswith("_scaled_dot_product") and name.endswith("_backward"):
         return _attention_backward_bytes(tensors[1], tensors[2])
     return 0
@@ -226,6 +229,19 @@ def _recurrent_bytes(
     # The gradient of the output, a quarter of the gates, and those of both matrices are in fp32.
     sums = gates // 4 + int(_PADDED * 2 * matrices) if backward else 0
     return matrices + sums + 2 * step + _SMALL_BYTES // 2
+
+
+def _transform_bytes(source: "TensorShape", dims: Sequence[int], *, back: bool) -> int:
+    """Return what a Fourier transform takes: a copy where other dimensions do not lie in one row, two on the way back.
+
+    From complex to real numbers along several dimensions, all but the last are transformed first, in a copy.
+    """
+    if back and len(dims) > 1:
+        return 2 * source.bytes
+    along = {dim % len(source.shape) for dim in dims}
+    others = sorted((source.stride[at], size) for at, size in enumerate(source.shape) if at not in along)
+    in_a_row = all(stride == inner * size for (inner, size), (stride, _) in pairwise(others))
+    return 0 if in_a_row else source.bytes
 
 
 def _attention_backward_bytes(queries: "TensorShape", keys: "TensorShape") -> int:
