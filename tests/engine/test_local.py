@@ -289,20 +289,18 @@ class _Enough(Exception):
     pass
 
 
-class _Counting:
+class _Counting(Local):
     """Local, until so many launches."""
 
     def __init__(self, seen, until):
-        self._local, self._seen, self._until = Local(), seen, until
-
-    def __getattr__(self, name):
-        return getattr(self._local, name)
+        super().__init__()
+        self._seen, self._until = seen, until
 
     def launch(self, assignment, block):
         self._seen.append((assignment.trial, assignment.lease))
         if len(self._seen) == self._until:
             raise _Enough
-        self._local.launch(assignment, block)
+        super().launch(assignment, block)
 
 
 class TestSettings:
