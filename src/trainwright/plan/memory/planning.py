@@ -161,15 +161,20 @@ def _first_blocks(chain: Chain, budget_bytes: int) -> tuple[Operation, ...] | No
     return first_blocks(chain, high) if high <= len(chain.stages) else None
 
 
-def infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False) -> InfeasibleBudget:
-    """Say what the least budget is, without copies to the host or with them, and who needs it."""
+def infeasible_budget(
+    chain: Chain, budget_bytes: int, *, copies: bool = False, enough_bytes: int | None = None
+) -> InfeasibleBudget:
+    """Say what the least budget is, without copies to the host or with them, and who needs it.
+
+    `enough_bytes` is what the plain step has taken, where that was seen.
+    """
     operations, needed = lowest_with_copies(chain) if copies else lowest_plan(chain)
     link = Link(to_host=math.inf, to_device=math.inf) if copies else None
     # The plan of the least budget says who holds the bytes at its peak.
     owners = dict(simulate(chain, operations, budget_bytes=needed, link=link).peak_owners)
     largest = sorted(owners.items(), key=lambda each: -each[1])[:4]
     parts = ", ".join(f"{owner} {format_bytes(size)}" for owner, size in largest)
-    needed = min(needed, full_bytes(chain))
+    needed = min(needed, full_bytes(chain), *(() if enough_bytes is None else (enough_bytes,)))
     with_copies = lowest_with_copies(chain)[1]
     mend = "raise the budget or shrink the batch"
     if len(chain.stages) == 1:

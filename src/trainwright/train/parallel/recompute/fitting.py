@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from trainwright.errors import BudgetExceeded, InfeasibleBudget
 from trainwright.model.chain import NOT_ALL_AT_ONCE
 from trainwright.plan.byte_sizes import format_bytes, read_budget
+from trainwright.plan.memory.known_plans import keep_all
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, infeasible_budget, plan_chain
 from trainwright.train.parallel.recompute.copies import measure_link
@@ -96,7 +97,9 @@ def fit(
             found, tried_bytes = module, budget_bytes
             chain = replace(chain, fixed={**chain.fixed, NOT_ALL_AT_ONCE: less})
         elif peak <= tried_bytes:
-            raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")))
+            # Another plan of the least budget may take more, as the clock chooses it; the plain step does not.
+            enough = peak if plan.operations == keep_all(chain) else None
+            raise infeasible_budget(chain, budget_bytes, copies=bool(settings.get("offload")), enough_bytes=enough)
         else:
             # Together the stages took more than was measured of each: plan again with that much in reserve.
             more = peak - tried_bytes
