@@ -56,11 +56,15 @@ def refusal_of(layout: "Layout") -> str:
             layout.zero and name not in _WITH_ZERO,
             f"ZeRO {layout.zero} beside {name} parallelism; allowed: with {', '.join(_WITH_ZERO)}",
         ),
+        (
+            layout.zero and name == "expert" and degrees.data == 1,
+            "ZeRO beside expert parallelism without data ranks; allowed: with some, over which it divides",
+        ),
         (both and layout.zero, f"ZeRO {layout.zero} beside tensor and context parallelism; allowed: without"),
         (layout.sequence, "sequence parallelism; allowed: tensor or context parallelism without"),
         (
-            layout.zero and name == "context" and layout.shard < degrees.data,
-            f"ZeRO over {layout.shard} of {degrees.data} data ranks beside context parallelism; allowed: over all",
+            layout.zero and name in {"context", "expert"} and layout.shard < degrees.data,
+            f"ZeRO over {layout.shard} of {degrees.data} data ranks beside {name} parallelism; allowed: over all",
         ),
         (
             layout.memory is not None and no_budget,
