@@ -20,6 +20,8 @@ from trainwright.train.parallel.recompute.program import Release, lent_stages, p
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 from trainwright.train.parallel.recompute.stage_calls import find_stages
 
+pytestmark = pytest.mark.usefixtures("steady_clock")
+
 
 def net():
     torch.manual_seed(0)
@@ -35,7 +37,7 @@ SAMPLE = torch.linspace(-1, 1, 1024 * 64).view(1024, 64)
 
 
 @pytest.fixture(scope="module")
-def chain():
+def chain(steady_clock):
     return measure_chain(net(), SAMPLE)
 
 

@@ -12,6 +12,8 @@ from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
+pytestmark = pytest.mark.usefixtures("steady_clock")
+
 
 def net():
     torch.manual_seed(0)
@@ -23,7 +25,7 @@ SAMPLE = torch.linspace(-1, 1, 16 * 3 * 256).view(16, 3, 16, 16)
 
 
 @pytest.fixture(scope="module")
-def chain():
+def chain(steady_clock):
     return measure_chain(net(), SAMPLE)
 
 
