@@ -9,6 +9,7 @@ from torch import nn
 from trainwright import memory
 from trainwright.errors import BudgetError, InfeasibleBudget, InputError, PlanMismatch, UnsupportedModel
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.train.parallel.recompute import fitting
 from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
@@ -37,6 +38,16 @@ def test_budgets_are_kept(chain, share):
     tracked = tracked_peak(module, SAMPLE)
     assert tracked <= module.plan.peak_bytes <= budget
     assert tracked >= 0.98 * module.plan.peak_bytes
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.7])
+def test_what_stages_take_together_is_in_the_peak_of_the_plan(share, monkeypatch):
+    """Also where the budget has room for it."""
+    more = 1 << 15
+    monkeypatch.setattr(fitting, "tracked_peak", lambda *given, **named: tracked_peak(*given, **named) + more)
+    plan = memory.fit(net(), SAMPLE, budget=share).plan
+    alone = memory.apply(net(), plan)
+    assert tracked_peak(alone, SAMPLE) + more <= plan.peak_bytes == plan.simulation.peak_bytes <= plan.budget_bytes
 
 
 @pytest.mark.parametrize("frozen", [False, True])

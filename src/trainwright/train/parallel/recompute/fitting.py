@@ -89,6 +89,10 @@ def fit(
         peak += elsewhere + _random_state_bytes(plan)
         less = peak - plan.peak_bytes
         if peak <= budget_bytes and (found is not None or less >= 0 or NOT_ALL_AT_ONCE in chain.fixed):
+            if less > 0 and plan.solver != "none":
+                # What stages took together beyond what was measured of each is in the plan's peak as well.
+                seen = replace(chain, fixed={**chain.fixed, "reserve": chain.fixed["reserve"] + less})
+                module.plan = replace(plan, chain=seen, peak_bytes=peak, budget_bytes=budget_bytes)  # type: ignore[assignment]
             return module
         if found is not None:
             break
