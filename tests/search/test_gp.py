@@ -200,3 +200,24 @@ def test_fits_leave_room_for_what_comes_until_the_next():
 def test_settings_are_checked(settings, message):
     with pytest.raises(SearchError, match=re.escape(message)):
         GaussianProcessSearcher(**settings)
+
+
+def test_one_thread_of_blas_answers(monkeypatch):
+    """Beside workers on all cores its threads would wait for one another; what the process has set comes back."""
+    import scipy.linalg  # noqa: F401 -- has a BLAS of its own
+    from threadpoolctl import ThreadpoolController, threadpool_info
+
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    seen = []
+    ask = GaussianProcessSearcher._ask_surrogate
+    monkeypatch.setattr(
+        GaussianProcessSearcher, "_ask_surrogate", lambda *given: (seen.append(threads()), ask(*given))[1]
+    )
+    with ThreadpoolController().limit(limits=2, user_api="blas"):
+        view = SearchView(Space(x=Float(0, 1)), seed=0)
+        play(GaussianProcessSearcher(initial=2, candidates=8), view, 4, lambda configuration, _: [configuration["x"]])
+        assert threads() == {2}
+    assert seen
+    assert set().union(*seen) == {1}

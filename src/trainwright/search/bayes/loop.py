@@ -7,7 +7,8 @@ crossovers of good rows, and from the neighbours of the best; what was tried or 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from trainwright.search.view import SearchView
 from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, optional
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["Acquisition", "BayesianSearcher", "add_penalties", "draw_weights", "find_new", "good_rows", "least_places"]
 
@@ -58,6 +62,15 @@ class Acquisition(ABC):
         return rows[:0]
 
 
+@cache
+def _blas() -> "ThreadpoolController":
+    """Return what sets the threads of numpy's and SciPy's BLAS."""
+    import scipy.linalg  # noqa: F401 -- only what is loaded is found
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BayesianSearcher(Settings, ABC, error=SearchError):
     """What searchers with a surrogate share; each fits its own surrogate in `_ask_surrogate`."""
@@ -75,7 +88,10 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         found = {n: self.propose_design(view, n, taken) for n in numbers if self.in_design(view, n)}
         late = [n for n in numbers if n not in found]
         if late:
-            found |= zip(late, self._ask_surrogate(view, late, taken), strict=True)
+            # On cores that train, threads of BLAS wait for one another: a question took ten times as long. One thread
+            # also makes the same proposals on every machine.
+            with _blas().limit(limits=1, user_api="blas"):
+                found |= zip(late, self._ask_surrogate(view, late, taken), strict=True)
         return [found[n] for n in numbers]
 
     @abstractmethod
