@@ -20,6 +20,7 @@ from trainwright.ensemble import Front as Front
 from trainwright.ensemble import Library as Library
 from trainwright.errors import TrainwrightError as TrainwrightError
 from trainwright.integrations.botorch import BoTorchSearcher as BoTorchSearcher
+from trainwright.integrations.optuna.sampler import TrainwrightSampler as TrainwrightSampler
 from trainwright.integrations.optuna.searcher import OptunaSearcher as OptunaSearcher
 from trainwright.integrations.pycompss import PyCOMPSs as PyCOMPSs
 from trainwright.model.profile import Profile as Profile
