@@ -1,7 +1,6 @@
 """The house: floors, imports, lengths, and a docstring for every public name."""
 
 import ast
-import copy
 import inspect
 import re
 import subprocess
@@ -71,13 +70,16 @@ def imports(syntax, *, top_only=False):
 
 
 def without_type_imports(syntax):
-    """Return a module without what only a type checker reads."""
-
-    class Skip(ast.NodeTransformer):
-        def visit_If(self, node):
-            return None if "TYPE_CHECKING" in ast.dump(node.test) else self.generic_visit(node)
-
-    return Skip().visit(copy.deepcopy(syntax))
+    """Return a module's imports, late ones too, without what only a type checker reads."""
+    found, left = ast.Module([], []), [syntax]
+    while left:
+        node = left.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.body.append(node)
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
+            # Expressions hold no imports.
+            left += [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr)]
+    return found
 
 
 def test_every_package_has_a_floor():
@@ -185,7 +187,7 @@ def test_test_kits_are_for_tests():
 
 
 def imports_any(path, roots):
-    return any(name.split(".")[0] in roots for name, _ in imports(tree(path)) if not typing_only(path, name))
+    return any(not typing_only(path, name) for name, _ in imports(tree(path)) if name.split(".")[0] in roots)
 
 
 def typing_only(path, name):

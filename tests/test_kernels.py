@@ -29,7 +29,7 @@ from trainwright.search.bayes.dominance import dominated_shares
 space = tw.Space(x=tw.Float(0, 1), n=tw.Int(1, 9), c=tw.Choice("a", "b", "d"))
 study = tw.Study(space, "min loss", seed=3, searcher=tw.ForestSearcher())
 configurations = []
-for _ in range(16):
+for _ in range(9):
     configurations.append(asked := study.ask())
     study.tell(asked, loss=(asked["x"] - 0.4) ** 2 + asked["n"] * (asked["c"] == "a"))
 chain = random_chain(5, least=6, most=6, options=2)

@@ -66,6 +66,7 @@ def test_a_project_in_small(project, tmp_path):
     assert "as the ensemble itself answers" in said
 
 
+@pytest.mark.slow
 def test_networks_and_trees_share_an_ensemble(tmp_path):
     """Estimators of two kinds are searched in one study; the ensemble is ahead of the best single one on test rows."""
     file = PROJECTS / "tabular" / "networks_and_trees.py"

@@ -10,6 +10,7 @@ from trainwright.plan.memory.planning import full_bytes
 from trainwright.plan.memory.simulate import simulate
 
 
+@pytest.mark.slow
 def test_a_proof_beyond_the_exact_search():
     """The plan of seven stages is proven to be the best there is; a worse one known, the bound is the same."""
     chain = random_chain(1, least=7, most=7)

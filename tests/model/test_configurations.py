@@ -66,7 +66,9 @@ def test_parameters_of_described_families(family, tmp_path):
     assert profile.parameters == pytest.approx(sum(each.numel() for each in made(config).parameters()), rel=1e-3)
 
 
-@pytest.mark.parametrize("family", TRACED)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[] if at % 3 == 0 else pytest.mark.slow) for at, each in enumerate(TRACED)]
+)
 def test_parameters_and_operations_of_traced_families(family, tmp_path):
     """To what torch counts of the model with its experts one after the other, its attention in products."""
     config = transformers.AutoConfig.for_model(family, **{**SMALL, **TRACED[family]})

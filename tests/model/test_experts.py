@@ -117,7 +117,7 @@ def test_an_operation_that_fails_on_fake_tensors_alone_is_run():
     assert profile.uncounted == ("trainwright_tests.only_real.default",)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp-bf16"])
 def test_a_mixture_of_transformers_is_counted_as_with_eager_experts(precision):
     """Within 2 % of the same model with its experts one after the other, where transformers is installed."""
     transformers = pytest.importorskip("transformers")

@@ -74,7 +74,7 @@ def record(path, model, sample, *, steps=2, accumulate=1, shapes=True, scheduled
     return path
 
 
-@pytest.mark.parametrize("make", [images, attention])
+@pytest.mark.parametrize("make", [pytest.param(images, marks=pytest.mark.slow), attention])
 @pytest.mark.parametrize(
     "options",
     [{}, {"accumulate": 2}, {"shapes": False}, {"scheduled": False}, {"again": True}, {"precision": "amp-bf16"}],

@@ -93,7 +93,7 @@ def test_complete_models_come_earlier_in_a_queue():
         assert grown.makespan_seconds < fixed.makespan_seconds
 
 
-@pytest.mark.parametrize("kind", ["rank", "quantile"])
+@pytest.mark.parametrize("kind", ["rank", pytest.param("quantile", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("alpha", "restart"), [(0.35, 0.1), (0.5, 0.1), (0.9, 2.0), (0.2, 0.0)])
 def test_asha_that_grows_is_never_slower(kind, alpha, restart):
     """With the rule itself, whose survivors depend on who comes first: in the mean, at once and in a queue."""

@@ -90,6 +90,7 @@ def test_constraints_and_rungs():
     assert np.mean(np.array(found[6:]) >= 0.45) > 0.7
 
 
+@pytest.mark.slow
 def test_two_objectives_are_searched_for_their_hypervolume():
     def both(configuration, number=0):
         x, y = configuration.params["x"], configuration.params["y"]

@@ -140,8 +140,8 @@ given.run({directory!r})
 @pytest.mark.parametrize(
     ("module", "name", "before"),
     [
-        ("trial_queue", "link_parent_checkpoint", False),
-        ("driver", "move_to_clone", True),
+        pytest.param("trial_queue", "link_parent_checkpoint", False, marks=pytest.mark.slow),
+        pytest.param("driver", "move_to_clone", True, marks=pytest.mark.slow),
         ("driver", "move_to_clone", False),
     ],
     ids=["put by", "proposed", "handed over"],

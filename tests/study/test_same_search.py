@@ -71,7 +71,7 @@ SEARCHERS = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("searcher", SEARCHERS)
+@pytest.mark.parametrize("searcher", ["forest", pytest.param("gp", marks=pytest.mark.slow), "default"])
 def test_a_simulated_study_asks_what_the_study_asks(searcher, rule):
     trials = 24 if searcher == "forest" else 18
     study = tw.Study(SPACE, "min loss", seed=3)

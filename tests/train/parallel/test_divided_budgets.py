@@ -8,7 +8,7 @@ import pytest
 import small_models
 import torch
 import torch.distributed as dist
-from rank_group import on_ranks, plan_of
+from rank_group import by_group, plan_of
 
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.train.parallel.recompute.trees import local_tensor
@@ -20,6 +20,7 @@ WAYS = {"ZeRO 1": {"data": 2, "zero": 1}, "ZeRO 2": {"data": 2, "zero": 2}, "ZeR
 # What FSDP exchanges by, with both of torch's names.
 EXCHANGES = ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor")
 CASES = list(product(WAYS, ("fp32", "amp-bf16"), (0.75, 0.6)))
+QUICK = [("ZeRO 1", "fp32", 0.75), ("ZeRO 3", "amp-bf16", 0.6), ("tensor", "fp32", 0.6)]
 
 
 def loss_of(model, batch):
@@ -90,14 +91,18 @@ def compared(rank, _, *, settings, precision, memory):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    checks = {str(case): partial(compared, settings=WAYS[case[0]], precision=case[1], memory=case[2]) for case in CASES}
-    return on_ranks(2, checks, tmp_path_factory.mktemp("ranks"))
+    checks = {case: partial(compared, settings=WAYS[case[0]], precision=case[1], memory=case[2]) for case in CASES}
+    quick = {str(case): check for case, check in checks.items() if case in QUICK}
+    others = {str(case): check for case, check in checks.items() if case not in QUICK}
+    return by_group({True: (2, quick), False: (2, others)}, tmp_path_factory)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES], ids=str
+)
 def test_as_without_a_budget(found, case):
     """Losses and parameters to the bit; what a step takes is within the budget on both ranks, and foreseen."""
-    for of_rank in found[str(case)]:
+    for of_rank in found(case in QUICK)[str(case)]:
         assert isinstance(of_rank, dict), of_rank
         assert of_rank["equal"]
         assert of_rank["reruns"]

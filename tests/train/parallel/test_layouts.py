@@ -136,7 +136,10 @@ def found(tmp_path_factory):
     return by_group(GROUPS, tmp_path_factory)
 
 
-@pytest.mark.parametrize(("world", "name", "precision", "saving"), CASES)
+@pytest.mark.parametrize(
+    ("world", "name", "precision", "saving"),
+    [pytest.param(*case, marks=[] if case[0] == 2 else pytest.mark.slow) for case in CASES],
+)
 def test_recomputation_with_any_strategy(found, world, name, precision, saving):
     for outcome in found(world)[f"{name}, {precision}, {saving}"]:
         assert not isinstance(outcome, str), outcome
@@ -147,7 +150,12 @@ def test_recomputation_with_any_strategy(found, world, name, precision, saving):
 
 
 @pytest.mark.parametrize(
-    ("world", "number"), [(world, at) for world, some in COMPILED.items() for at in range(len(some))]
+    ("world", "number"),
+    [
+        pytest.param(world, at, marks=[] if world == 2 else pytest.mark.slow)
+        for world, some in COMPILED.items()
+        for at in range(len(some))
+    ],
 )
 def test_compiled_blocks(found, world, number):
     for outcome in found(world)[f"compiled {number}"]:

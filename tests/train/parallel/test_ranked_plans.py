@@ -8,6 +8,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 # The benchmark `plan/ranked.py` runs all of them, on four ranks too.
 SOME = ("gpt2", "llama", "qwen3", "olmo2", "glm4", "opt", "bert", "t5", "mixtral")
+QUICK = ("gpt2", "mixtral", "qwen3")
 KINDS = {
     "data": set(SOME),
     "pipeline": set(SOME),
@@ -18,7 +19,9 @@ KINDS = {
 """Families that each strategy is set up for: neither more nor fewer than these."""
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name in SOME])
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES if name in SOME]
+)
 def test_what_is_ranked_runs(family):
     ranking = rank_family(family, 2)
     runnable = [plan for plan in ranking if plan.devices == 2 and not plan.refusal]

@@ -193,7 +193,7 @@ def plan_by(chain, option, *, again):
     return memory.Plan.of(chain, tuple(listed), budget_bytes=1 << 40, solver="hand")
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", [*BLOCKS, *range(8)])
 def test_by_every_option_a_step_is_that_of_the_model_and_no_larger_than_foreseen(name, again):
     model, sample = subject(name)
