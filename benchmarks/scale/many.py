@@ -31,7 +31,7 @@ from benchmarks._report import ROOT, add_arguments, environment, finish, progres
 
 __all__ = ["main"]
 
-_SEARCHERS = ("forest", "random")
+_SEARCHERS = ("default", "forest", "random")
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teams", default="16:2:10,64:2:10,128:2:10,512:20:4", metavar="N:S:K,...")
     parser.add_argument("--stores", default="journal,redis")
-    parser.add_argument("--searcher", default="forest", choices=_SEARCHERS)
+    parser.add_argument("--searcher", default="default", choices=_SEARCHERS)
     parser.add_argument("--kills", default="64:2:5:16", metavar="N:S:K:KILLS", help="the team that is killed at")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
@@ -104,7 +104,7 @@ def _team(store: str, searcher: str, workers: int, trials: int, seconds: float, 
         answer = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "benchmarks.scale.team", *words],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
             stdout=subprocess.PIPE,
             check=True,
         )

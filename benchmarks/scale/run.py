@@ -31,9 +31,8 @@ from benchmarks.peers.client import python_of
 
 __all__ = ["main"]
 
-_DEFAULTS = {"ours": "forest", "optuna": "tpe"}
+_DEFAULTS = {"ours": "default", "optuna": "tpe"}
 _SLOW_SECONDS, _SLOW_EACH = 2.0, 5
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -92,7 +91,7 @@ class Team:
         answer = subprocess.run(
             [python, "-W", "ignore", "-m", "benchmarks.scale.team", *words],
             cwd=ROOT,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
             stdout=subprocess.PIPE,
             check=True,
         )

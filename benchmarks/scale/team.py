@@ -163,7 +163,7 @@ def _ours(sampler: str, where: str, trials: int, objective: Clocked) -> Callable
     import trainwright as tw
 
     space = tw.Space.of({name: tw.Float(-_BOUND, _BOUND) for name in _COLUMNS})
-    searcher: Any = {"random": tw.RandomSearcher, "forest": tw.ForestSearcher}[sampler]()
+    searcher: Any = {"random": tw.RandomSearcher, "forest": tw.ForestSearcher, "default": tw.DefaultSearcher}[sampler]()
 
     def train(trial: tw.Trial) -> float:
         return objective([trial.params[name] for name in _COLUMNS])
