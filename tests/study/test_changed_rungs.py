@@ -23,7 +23,11 @@ def train(trial):
         trial.report(loss=(x - 0.3) ** 2 + 0.1 * y + 1 / epoch)
 
 
-@pytest.mark.parametrize("searcher", [tw.DefaultSearcher(), tw.ForestSearcher()], ids=["default", "forest"])
+@pytest.mark.parametrize(
+    "searcher",
+    [tw.DefaultSearcher(), pytest.param(tw.ForestSearcher(), marks=pytest.mark.slow)],
+    ids=["default", "forest"],
+)
 @pytest.mark.parametrize("name", RULES)
 def test_the_search_goes_on_as_if_the_study_had_been_opened_anew(tmp_path, name, searcher):
     first, second = RULES[name]
