@@ -41,7 +41,7 @@ def test_a_seed_is_one_history():
     assert runs[0] == runs[1]
 
 
-OFTEN = ("no_sync", "shared_claims", "counted_again", "budget_off_by_one", "state_not_restored")
+OFTEN = ("same_file_after_failure", "shared_claims", "counted_again", "budget_off_by_one", "state_not_restored")
 """Bugs that a few histories find; all are tried by the slow test."""
 
 

@@ -144,7 +144,8 @@ class DirectoryLedger:
             try:
                 for writer in self._beats:
                     self._beats[writer] += 1
-                    (self.directory / "beats" / writer).write_text(str(self._beats[writer]), encoding="ascii")
+                    with (self.directory / "beats" / writer).open("wb", buffering=0) as file:
+                        file.write(b"%d" % self._beats[writer])
             except OSError as error:
                 raise write_error(f"write {self.directory / 'beats'}", self.directory, error) from error
             try:
@@ -156,12 +157,11 @@ class DirectoryLedger:
 
     def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
-        return {writer: _beats(self.directory / "beats" / writer) for writer in writers}
+        return {writer: _count_beats(self.directory / "beats" / writer) for writer in writers}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
         """Return the seconds since each writer's last heartbeat, by its file's time; inf if it sent none."""
-        now = time.time()
-        return {writer: max(0.0, now - _beaten_at(self.directory / "beats" / writer)) for writer in writers}
+        return {writer: max(0.0, time.time() - _beaten_at(self.directory / "beats" / writer)) for writer in writers}
 
     def dropped(self) -> list[Dropped]:
         """Return the damaged lines and unfinished tails that reading has met."""
@@ -260,15 +260,13 @@ def _owner(path: Path) -> str:
     return path.read_bytes().decode()
 
 
+def _count_beats(path: Path) -> int:
+    with suppress(OSError, ValueError), path.open("rb", buffering=0) as file:
+        return int(file.read())
+    return 0
+
+
 def _beaten_at(path: Path) -> float:
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return -math.inf
-
-
-def _beats(path: Path) -> int:
-    try:
-        return int(path.read_text(encoding="ascii") or 0)
-    except (OSError, ValueError):
-        return 0
+    return -math.inf

@@ -18,7 +18,7 @@ from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger.record import Record
 from trainwright.publishing import is_disk_full, sync_folder
 
-__all__ = ["END", "Fsync", "JournalWriter", "write_error", "writer_of"]
+__all__ = ["END", "Fsync", "JournalWriter", "write_error"]
 
 Fsync = Literal["lifecycle", "always", "never"]
 
@@ -112,11 +112,6 @@ class JournalWriter:
             file, self._file = self._file, None
             with contextlib.suppress(OSError):
                 os.close(file)
-
-
-def writer_of(name: str) -> str:
-    """Return whose journal `name` is; an earlier version went on in WRITER~0001.jsonl after 16 MiB."""
-    return name.removesuffix(".jsonl").partition("~")[0]
 
 
 def write_error(what: str, where: Path, error: OSError) -> LedgerError:

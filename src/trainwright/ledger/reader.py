@@ -16,7 +16,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from trainwright.errors import LedgerError
-from trainwright.ledger.journal import END, writer_of
+from trainwright.ledger.journal import END
 from trainwright.ledger.protocol import TORN, Dropped
 from trainwright.ledger.record import LONGEST, Record
 
@@ -127,7 +127,8 @@ class JournalReader:
         if new := present - self._journals.keys():
             for name in new:
                 path = f"{self.folder}/{name}"
-                self._journals[name] = _Journal(name, path, writer_of(name))
+                # An earlier version went on in WRITER~0001.jsonl after 16 MiB.
+                self._journals[name] = _Journal(name, path, name.removesuffix(".jsonl").partition("~")[0])
             self._journals = dict(sorted(self._journals.items()))
 
     def _measure(self, journal: _Journal) -> None:

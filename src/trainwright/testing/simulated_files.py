@@ -14,7 +14,6 @@ import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,16 +74,11 @@ class SimulatedFiles(ABC):
     def __init__(self, seed: int, folder: Path) -> None:
         self.folder = str(folder)
         self.draws = random.Random(seed)
-        self.now = 0.0
+        self.now = _BEGINNING
         self.running = SimulatedProcess(name="none", wakes_at=0.0)
         """Whose turn it is."""
         # By folder: names that it got since it was synced, when, and what they were before a rename.
         self._names: dict[str, list[tuple[float, str, str | None]]] = {}
-
-    @property
-    def time(self) -> float:
-        """The file system's time, which is no process's own."""
-        return _BEGINNING + self.now
 
     @abstractmethod
     def operate(self, *kinds: str) -> str:
@@ -189,7 +183,7 @@ class SimulatedFiles(ABC):
         self.running.paths[handle] = path
         if creates:
             self.running.synced[path] = 0, self.now
-            self._stamp(path)
+            self._stamp(handle)
             self._stamp(os.path.dirname(path))
         return handle
 
@@ -212,7 +206,7 @@ class SimulatedFiles(ABC):
         if fault == "torn":
             process.dead = True
             raise Killed
-        self._stamp(path)
+        self._stamp(handle)
         return done
 
     def _sync(self, handle: int) -> None:
@@ -249,13 +243,12 @@ class SimulatedFiles(ABC):
         found = _real_stat(path, **settings)
         if not others:
             return found
-        until, size = process.sizes.get(path, (0.0, found.st_size))
+        until, size = process.sizes.get(path, (0.0, 0))
         if fault == "stale":
             # Pages come one by one: the end that is seen may lie within a line.
             size = self.draws.randrange(size // 2, size + 1)
             process.sizes[path] = self.now + _STALE_SECONDS, size
         elif self.now >= until:
-            process.sizes[path] = 0.0, found.st_size
             return found
         return os.stat_result((*found[:6], min(size, found.st_size), *found[7:10]), {"st_mtime": found.st_mtime})
 
@@ -281,10 +274,9 @@ class SimulatedFiles(ABC):
             self._note_name(path)
         return _real_open_text(path, mode, *arguments, **settings)
 
-    def _stamp(self, path: str) -> None:
+    def _stamp(self, place: str | int) -> None:
         """Give a file the time of the file system's clock, which is nobody's own."""
-        with suppress(OSError):
-            os.utime(path, (self.time, self.time))
+        os.utime(place, (self.now, self.now))
 
 
 def _size_of(path: Any) -> int:

@@ -7,14 +7,17 @@ ever.
 """
 
 import io
+import math
 import os
 import secrets
+import shutil
+import socket
 import threading
 import time
+from _thread import get_ident, start_new_thread
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from threading import get_ident
 from types import ModuleType, SimpleNamespace
 from typing import Any, Self
 
@@ -35,7 +38,7 @@ LETHAL = frozenset({"kill", "power", "rot", "torn"})
 _ANYWHERE = frozenset({"kill", "power", "stop", "clock"})
 _LEASE_SECONDS, _BEATS = 180.0, 12
 _MOST_OPERATIONS = 60_000
-_OPERATION_SECONDS = 5e-3  # as on a network file system: readers look the more seldom, the longer it takes
+_OPERATION_SECONDS = 2e-2  # as on a busy network file system: readers look the more seldom, the longer it takes
 _LONGEST_STOP_SECONDS = 500.0
 _LONGEST_OVERSLEEP = 10.0  # a busy machine wakes a process up to so many times later than it asked for
 
@@ -53,10 +56,11 @@ class SimulatedMachine(SimulatedFiles):
 
     def __init__(self, seed: int, planned: dict[int, str], folder: Path) -> None:
         super().__init__(seed, folder)
-        self.planned = planned
+        self.planned = {**planned}
         self.happened: dict[int, str] = {}
         self.operations = 0
         self._waiting = sorted(planned)
+        self.next_fault: float = min(planned, default=math.inf)
         self._back = taken_lock()
         self.processes: list[SimulatedProcess] = []
         # Those that have not ended, and whose turn it is: in its thread alone the seams are simulated.
@@ -73,7 +77,7 @@ class SimulatedMachine(SimulatedFiles):
 
         def run() -> None:
             process.go.acquire()
-            self._thread = process.thread = threading.get_ident()
+            self._thread = process.thread = get_ident()
             try:
                 if not process.dead:
                     body(process)
@@ -87,14 +91,15 @@ class SimulatedMachine(SimulatedFiles):
                 self._alive.remove(process)
                 self._back.release()
 
-        threading.Thread(target=run, name=name, daemon=True).start()
+        start_new_thread(run, ())
         self.processes.append(process)
         self._alive.append(process)
         return process
 
-    def end_faults(self) -> None:
-        """Let no further fault strike."""
-        self._waiting = []
+    def hasten_faults(self) -> None:
+        """Let what has found nothing to strike so far stop whoever comes next."""
+        self.planned |= dict.fromkeys(self._waiting, "stop")
+        self.next_fault = 0
 
     def run(self, goes_on: Callable[[], bool] = lambda: True) -> None:
         """Let processes take turns until all have ended, or `goes_on` says no; raises `Stalled` if that never comes."""
@@ -105,14 +110,7 @@ class SimulatedMachine(SimulatedFiles):
                 turn.go.release()
                 self._back.acquire()
             if self.operations > _MOST_OPERATIONS:
-                raise Stalled(f"no end after {self.operations} operations and {self.now:.0f} virtual seconds")
-
-    def stop_all(self) -> None:
-        """Kill what is left, so that no thread stays."""
-        for process in self.processes:
-            process.dead = True
-        self.operations = 0
-        self.run()
+                raise Stalled(f"no end after {self.operations} operations")
 
     def _draw_turn(self) -> SimulatedProcess | None:
         """Return the process that goes on; None if the history takes too long."""
@@ -157,12 +155,13 @@ class SimulatedMachine(SimulatedFiles):
             raise Killed
         self.operations += 1
         self.now += _OPERATION_SECONDS
-        if self._waiting and self._waiting[0] <= self.operations:
+        if self.operations >= self.next_fault:
             for at in self._waiting:
                 if at > self.operations:
                     break
                 if (fault := self.planned[at]) in _ANYWHERE or fault in kinds:
                     self._waiting.remove(at)
+                    self.next_fault = min(self._waiting, default=math.inf)
                     self.happened[at] = fault
                     self._strike(process, fault)
                     return fault
@@ -202,7 +201,7 @@ class SimulatedMachine(SimulatedFiles):
         seams: dict[tuple[ModuleType, str], Any] = {
             (io, "open"): self._on_file(io.open, self.open_text),
             (os, "readlink"): self._in_process(os.readlink, self.read_link),
-            (time, "time"): self._in_process(time.time, lambda: self.time + self.running.clock_offset),
+            (time, "time"): self._in_process(time.time, lambda: self.now + self.running.clock_offset),
             (time, "monotonic"): self._in_process(time.monotonic, lambda: self.now),
             (time, "perf_counter"): self._in_process(time.perf_counter, lambda: self.now),
             (time, "sleep"): self._in_process(time.sleep, self._sleep),
@@ -210,9 +209,15 @@ class SimulatedMachine(SimulatedFiles):
                 secrets.token_hex, lambda size=16: self.draws.randbytes(size).hex()
             ),
             (secrets, "randbelow"): self._in_process(secrets.randbelow, self.draws.randrange),
+            # What differs between machines and runs would be in records, whose lengths are part of a history.
+            (socket, "gethostname"): self._in_process(socket.gethostname, lambda: "simulated"),
+            (os, "getpid"): self._in_process(os.getpid, lambda: 2**30),
+            (shutil, "disk_usage"): self._in_process(shutil.disk_usage, lambda _: SimpleNamespace(free=2**40)),
+            (os, "cpu_count"): self._in_process(os.cpu_count, lambda: 2),
             (manager, "capture_fingerprint"): self._in_process(capture_fingerprint, _capture_once),
             # No training here draws; the heartbeat of a process is sent while it sleeps.
             (run_assignment, "seed_all"): lambda *_: None,
+            (run_assignment, "traceback_of"): lambda _: "",
             (heartbeat, "threading"): _NO_THREADS,
         }
         for name, simulated in self.operations_of_os().items():
@@ -223,7 +228,11 @@ class SimulatedMachine(SimulatedFiles):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop_all()
+        # Killed, so that no thread stays.
+        for process in self.processes:
+            process.dead = True
+        self.operations = 0
+        self.run()
         for (module, name), real in self._real.items():
             setattr(module, name, real)
 
@@ -238,7 +247,7 @@ class SimulatedMachine(SimulatedFiles):
 
     def _on_file(self, real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
         """Return the same for a function whose first argument is a path or an open file, if that is the history's."""
-        folder = self.folder
+        folder, fspath = self.folder, os.fspath
 
         def either(place: Any, *arguments: Any, **settings: Any) -> Any:
             ours = False
@@ -246,7 +255,7 @@ class SimulatedMachine(SimulatedFiles):
                 if type(place) is int:
                     ours = place in self.running.paths
                 else:
-                    place = os.fspath(place)
+                    place = fspath(place)
                     ours = type(place) is str and place.startswith(folder)
             return (simulated if ours else real)(place, *arguments, **settings)
 

@@ -41,7 +41,7 @@ SIMULATOR = hashlib.blake2b(
 _SAVE_SECONDS = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AHEAD = 500  # seeds that are handed out at once
-_BREATHER = 100  # of seeds, between two collections of garbage
+_BREATHER = 500  # of seeds, between two collections of garbage
 
 
 def replay_history(text: str) -> History:

@@ -4,6 +4,7 @@ A tensor is its canonical name and its global shape. A plain tensor is the same 
 DTensor is cut into slices, as by FSDP2 and tensor parallelism. What was saved in one way is restored in any other.
 """
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,10 @@ __all__ = ["read_resharded", "read_targets", "share_tensors"]
 
 
 def _find_dtensor() -> Any:
-    """Return the class DTensor, which torch 2.4 has under another name."""
-    try:
-        from torch.distributed.tensor import DTensor
-    except ImportError:
-        from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
-    return DTensor
+    """Return the class DTensor, or () if nobody has loaded it: then no tensor is one, and loading takes a second."""
+    # Its second name is that of torch 2.4.
+    loaded = filter(None, map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed._tensor")))
+    return next((module.DTensor for module in loaded), ())
 
 
 def share_tensors(
