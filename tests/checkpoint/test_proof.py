@@ -234,6 +234,14 @@ def test_a_run_that_takes_too_long(tmp_path):
         )
 
 
+def test_a_run_that_fails(tmp_path):
+    """It is told with its last words; one that ends well is none."""
+    plan = ProofPlan(folder=str(tmp_path), journal=str(tmp_path / "journal"))
+    launch_ranks(plan, name="a run", command=["-c", "pass"], arguments=[], timeout_seconds=60)
+    with pytest.raises(CheckpointError, match="verify-resume: a run ended with status 1: no such file"):
+        launch_ranks(plan, name="a run", command=["-c", "exit('no such file')"], arguments=[], timeout_seconds=60)
+
+
 def test_steps_of_a_trial_are_counted_and_told(tmp_path):
     """A trial counts its steps, and saves at its reports."""
     plan = ProofPlan(folder=str(tmp_path / "run"), journal=str(tmp_path / "journal"))

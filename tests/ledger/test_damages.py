@@ -193,6 +193,21 @@ def test_a_line_that_is_too_long_hides_nothing(ledger, monkeypatch):
     ledger.append([facts.note("x", 1)])
 
 
+def test_what_was_searched_is_not_searched_again(ledger, monkeypatch):
+    """For the end of a line that is too long each look reads only what has come since."""
+    monkeypatch.setattr("trainwright.ledger.reader.LONGEST", 2**19)
+    path, whole = written(ledger)
+    path.write_bytes(whole + b"x" * 2**21)
+    reader = DirectoryLedger(ledger.directory)
+    assert numbers(reader.read(None)[0]) == list(range(6))
+    starts, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, start: starts.append(start) or pread(file, size, start))
+    with path.open("ab") as file:
+        file.write(b"x\n")
+    reader.read({path.name: len(whole)})
+    assert min(start for start in starts if start > len(whole)) >= len(whole) + 2**21
+
+
 @pytest.mark.parametrize("what", ["folder", "link to itself"])
 def test_what_is_no_file_is_named(ledger, what):
     """It hides nothing, and is looked at once."""

@@ -1,11 +1,12 @@
 """How a server ends: the first signal finishes what was admitted, the second does not."""
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -135,3 +136,18 @@ def test_nothing_is_left(service):
         with Server(service, port=0) as server:
             assert ask(server.url, X).status_code == 200
     assert (open_file_count(), threading.active_count()) == (files, threads)
+
+
+def test_replies_under_way_go_out_after_the_address_is_closed(service):
+    waiting = Waiting(service)
+    with Server(service, port=0) as server, ThreadPoolExecutor(2) as pool:
+        reply = pool.submit(ask, server.url, X)
+        assert waiting.admitted.wait(30)
+        stopping = pool.submit(server.stop)
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2].strip("/")))
+        with contextlib.suppress(ConnectionRefusedError):
+            while True:
+                socket.create_connection(address).close()
+        waiting.future.set_result(HELD)
+        assert reply.result(30).status_code == 200
+        stopping.result(30)

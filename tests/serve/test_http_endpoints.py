@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -27,6 +28,7 @@ from trainwright.errors import (
 )
 from trainwright.serve import Response
 from trainwright.serve.http import connection
+from trainwright.serve.http.infer_request import Signature
 from trainwright.serve.http.server import Server
 from trainwright.serve.service import Limits
 
@@ -159,6 +161,12 @@ CHANGES = [
     ({"data": None}, "got neither; allowed: either data or binary_data_size"),
     ({"parameters_": 1}, "inputs[0].parameters_: is unknown"),
 ]
+
+
+def test_a_threshold_adds_an_output(tmp_path):
+    found = ensemble(tmp_path, [{}])
+    assert "out_of_range" not in Signature.of(found).outputs
+    assert Signature.of(replace(found, threshold=0.5)).outputs["out_of_range"] == [-1]
 
 
 class TestBadInput:

@@ -90,6 +90,24 @@ def test_bad_rows_spoil_only_their_own_request(tmp_path, held):
             service.submit(X[:2, :3])
 
 
+def test_rows_that_a_network_refuses(tmp_path, held):
+    """They end their own request only, alone or computed together with others."""
+    begun, go = held
+    found = ensemble(tmp_path, [{"seconds": 0.0}], kind="slow")
+    first, bad = X[:1].copy(), X[:2].copy()
+    first[0, 0], bad[1, 0] = 7, -1
+    with serve(found) as service:
+        threading.Thread(target=service.submit, args=(first,)).start()
+        begun.wait(60)
+        waiting = [service.submit(x) for x in (X[:2], bad, X[2:5])]
+        go.set()
+        np.testing.assert_allclose(waiting[0].result(60).prediction, found.predict(X[:2]), atol=1e-6)
+        np.testing.assert_allclose(waiting[2].result(60).prediction, found.predict(X[2:5]), atol=1e-6)
+        for refused in (waiting[1], service.submit(bad)):
+            with pytest.raises(RequestError, match=r"trial 10 refused the rows \(IndexError: index out of range"):
+                refused.result(60)
+
+
 def test_queue_deadline_end(tmp_path, held):
     """Rows beyond the queue are refused, those whose time is up are not computed, and the end refuses all."""
     begun, go = held

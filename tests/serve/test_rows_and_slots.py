@@ -14,6 +14,7 @@ from trainwright.serve import DeploymentSettings, Options
 from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
 from trainwright.serve.runtime.batching import Batcher, Request
 from trainwright.serve.runtime.segments import Segments
+from trainwright.serve.runtime.worker_slots import UnitWork, WorkerSlot
 
 
 def request(rows, first=0):
@@ -121,6 +122,17 @@ class TestSegments:
         assert len(segments.free) == 3 - len(now)
         assert len(finished) == asked - sum(came != {0, 1, 2} for _, _, came in now.values())
         arena.close()
+
+
+def test_a_lease_ends_with_the_last_member():
+    """What is reported of work that is over ends no other."""
+    slot = SimpleNamespace(number=3, generation=1, leases=0, rows=2)
+    worker = WorkerSlot(instance=SimpleNamespace(unit=SimpleNamespace(members=(0, 1))), health=None)
+    worker.assign(UnitWork(slot=slot, generation=1, members={0, 1}), now=5.0)
+    assert worker.finish_members(3, 1, {0}) is None
+    assert worker.finish_members(3, 0, {1}) is None
+    assert worker.finish_members(3, 1, {1}) is slot
+    assert worker.finish_members(3, 1, {1}) is None
 
 
 class TestArena:
