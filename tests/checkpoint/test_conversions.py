@@ -167,6 +167,12 @@ class TestDiff:
         assert diff(tmp_path / "a", tmp_path / "b", tolerance=0.01).same
         (left,) = diff(tmp_path / "a", tmp_path / "b", tolerance=1e-4).different
         assert left.different == 1
+        TorchZip().write(tmp_path / "half", {"w": torch.stack([nan[0], *one[1:3], nan[0]])})
+        TorchZip().write(tmp_path / "whole", {"w": torch.stack([torch.tensor(0.0), *one[1:]])})
+        (apart,) = diff(tmp_path / "half", tmp_path / "whole", tolerance=1e-4).different
+        assert apart.different == 2
+        (apart,) = diff(tmp_path / "whole", tmp_path / "half", tolerance=1e-4).different
+        assert apart.different == 2
         for wrong in (-1.0, float("nan")):
             with pytest.raises(CheckpointConfigError, match="tolerance: got"):
                 diff(tmp_path / "a", tmp_path / "b", tolerance=wrong)
