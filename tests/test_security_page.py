@@ -20,7 +20,7 @@ UNPICKLES = {
 }
 CONNECTIONS = {  # lines on which multiprocessing's pickles go
     "engine/process/worker.py": "a trial's process and its engine",
-    "engine/process/gang.py": "likewise",
+    "engine/process/supervisor.py": "likewise",
     "engine/nodes/member_engine.py": "a gang's driver and its members, which have shown its secret",
     "engine/nodes/member.py": "likewise",
 }

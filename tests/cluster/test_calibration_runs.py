@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, collective_seconds
-from trainwright.cluster.calibration import compute, runtime, timing
+from trainwright.cluster.calibration import compute, links, timing
 from trainwright.cluster.calibration.calibrate import calibrate
 from trainwright.cluster.calibration.compute import measure_storage
 from trainwright.cluster.calibration.links import group_sizes, message_sizes
@@ -206,7 +206,7 @@ def test_what_a_runtime_takes_rises_with_the_root_of_a_pass(fixed, rising):
     """It is found again, whatever it is; times that fall are none that rise, and nothing is below zero."""
     own = [1e-4, 6e-4, 2.5e-3, 1.1e-2, 2.6e-2]
     longer = [fixed + rising * each**0.5 for each in own]
-    assert runtime.fit_rising(own, longer) == pytest.approx(longer, rel=1e-6, abs=1e-12)
-    level = runtime.fit_rising(own, longer[::-1])
+    assert links.fit_rising(own, longer) == pytest.approx(longer, rel=1e-6, abs=1e-12)
+    level = links.fit_rising(own, longer[::-1])
     assert level == sorted(level)
     assert min(level) >= 0

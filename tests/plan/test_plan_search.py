@@ -9,11 +9,10 @@ from oracle_cases import make_cluster, make_convolutions, make_transformer
 
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.parallel.bounds import bounds_of
 from trainwright.plan.parallel.candidates import CHUNKS, MODES, shapes
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.pricing import Pricer
-from trainwright.plan.parallel.search import search
+from trainwright.plan.parallel.search import bounds_of, search
 from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.plan.plan_query import PlanQuery
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from trainwright.ledger import DirectoryLedger, State, fold
 from trainwright.report.figures.best_so_far import best_so_far
-from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves
 from trainwright.report.figures.objectives import trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
+from trainwright.report.figures.parameters import importance_figure
 from trainwright.report.figures.utilisation import _busy_shares, _Run, utilisation
 from trainwright.report.overview import Clock, Overview
 from trainwright.search.importance import importance_of

@@ -5,7 +5,7 @@ import pytest
 
 from trainwright.errors import SearchError
 from trainwright.ledger import DirectoryLedger, MemoryLedger, facts, fold
-from trainwright.report.figures.importance import importance_figure, nothing_known
+from trainwright.report.figures.parameters import importance_figure, nothing_known
 from trainwright.search.importance import importance_of
 from trainwright.space import Choice, Constant, Float, Space, equals
 

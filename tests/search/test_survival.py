@@ -5,7 +5,7 @@ import pytest
 
 from trainwright.search import GaussianProcessSearcher, SearchView
 from trainwright.search.bayes.gaussian_process import Embedding
-from trainwright.search.bayes.survival import make_survival
+from trainwright.search.bayes.gp_searcher import make_survival
 from trainwright.space import Float, Space
 
 SPACE = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))

@@ -41,9 +41,8 @@ def status(folder, *options):
 def shown(folder):
     """Return the word that each viewer has for trial 0."""
     pytest.importorskip("fastapi")
-    from trainwright.ui.study_details import study_summary, trial_page
+    from trainwright.ui.study_details import Query, study_summary, trial_page, window
     from trainwright.ui.study_follower import StudyFollower
-    from trainwright.ui.trial_table import Query, window
 
     [count] = re.findall(r"^trials: 1 (\w+)", status(folder), flags=re.MULTILINE)
     content = json.loads(status(folder, "--json").splitlines()[-1])

@@ -19,14 +19,7 @@ from trainwright.cluster.placement import contention, group_tier
 from trainwright.errors import InputError
 from trainwright.validators import check, number, one_of
 
-__all__ = [
-    "CollectiveCost",
-    "chunk_count",
-    "collective_candidates",
-    "collective_seconds",
-    "collective_times",
-    "tree_seconds",
-]
+__all__ = ["CollectiveCost", "collective_candidates", "collective_seconds", "collective_times"]
 
 Seconds = float | NDArray[np.float64]
 

@@ -13,17 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = [
-    "cgroup_cores",
-    "cgroup_memory_bytes",
-    "cores",
-    "host_memory_bytes",
-    "local_rank",
-    "local_size",
-    "rank",
-    "task_count",
-    "visible_gpus",
-]
+__all__ = ["cgroup_cores", "cores", "host_memory_bytes", "rank", "task_count", "visible_gpus"]
 
 _GROUPS = "sys/fs/cgroup"
 _UNLIMITED_BYTES = 1 << 60  # version 1 writes nearly 2^63 where there is no limit

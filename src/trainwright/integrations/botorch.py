@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from trainwright.aliases import Array
 from trainwright.errors import MissingExtra
 from trainwright.randomness import rng
-from trainwright.search.bayes.climber import Climber
 from trainwright.search.bayes.gaussian_process import Embedding
+from trainwright.search.bayes.improvement import Climber
 from trainwright.search.bayes.loop import BayesianSearcher, add_penalties, draw_weights, good_rows
 from trainwright.search.bayes.targets import standardise_losses, thin_rows
 from trainwright.search.searcher import propose

@@ -19,16 +19,7 @@ from trainwright.space.expressions import Environment, Expression, Kind, Term
 from trainwright.space.parameters import Constant, Derived, Varying
 from trainwright.space.row_schema import RowSchema, names_in, order_by_needs
 
-__all__ = [
-    "BoundRule",
-    "BoundRules",
-    "Formula",
-    "Requirement",
-    "RowTable",
-    "Verdict",
-    "require",
-    "requirement_from_json",
-]
+__all__ = ["BoundRule", "BoundRules", "Requirement", "RowTable", "Verdict", "require", "requirement_from_json"]
 
 Verdict = Callable[[Environment, int], Mask]  # columns, and their length, to the rows that pass
 

@@ -21,9 +21,8 @@ from trainwright.train.assignment import Assignment, Channel, TrialEnd, check_me
 from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.framework_checkpoints import FrameworkCheckpoints, newest_checkpoint
 from trainwright.train.group import WAIT_SECONDS, wait_for_ranks
-from trainwright.train.optimizer_options import read_options, set_options
 from trainwright.train.run import Run
-from trainwright.train.trial_checkpoints import TrialCheckpoints
+from trainwright.train.trial_checkpoints import TrialCheckpoints, read_options, set_options
 from trainwright.validators import check, integer
 
 if TYPE_CHECKING:

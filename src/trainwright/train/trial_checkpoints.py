@@ -1,8 +1,9 @@
-"""Stores the checkpoints of a trial in its folder, and records in the ledger what was saved."""
+"""Stores the checkpoints of a trial, records in the ledger what was saved, and keeps a clone's own hyperparameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainwright.checkpoint import Manager, Restored
 from trainwright.checkpoint.owner import Owner
@@ -11,7 +12,7 @@ from trainwright.errors import CheckpointStateError
 from trainwright.ledger import Record, facts
 from trainwright.train.assignment import TrialEnd
 
-__all__ = ["TrialCheckpoints"]
+__all__ = ["TrialCheckpoints", "read_options", "set_options"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,3 +87,24 @@ class TrialCheckpoints(Owner):
     def _named(self, path: Path) -> str:
         """Return a path as the ledger has it: below the study, if it is there."""
         return path.relative_to(self.home).as_posix() if path.is_relative_to(self.home) else str(path)
+
+
+_OPTIONS = frozenset({"lr", "initial_lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening"})
+"""What optimizers call their hyperparameters; whatever else is in their groups may be learnt."""
+
+
+def read_options(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the hyperparameters of each group of the optimizer."""
+    return [{name: group[name] for name in _OPTIONS & group.keys()} for group in optimizer.param_groups]
+
+
+def set_options(optimizer: Any, schedule: Any, options: list[dict[str, Any]]) -> None:
+    """Go on with these, though another state was restored; rates stay where a schedule has brought them."""
+    scheduled = [schedule, *getattr(schedule, "_schedulers", ())] if schedule is not None else []
+    for place, (group, own) in enumerate(zip(optimizer.param_groups, options, strict=True)):
+        # A plateau's schedule knows no first rate: it begins with that of the optimizer.
+        ratio = own["initial_lr"] / group["initial_lr"] if group.get("initial_lr") else 0.0
+        rate = group["lr"] * ratio if scheduled and ratio else own["lr"]
+        group.update({**own, "lr": rate})
+        for one in scheduled if ratio else ():
+            one.base_lrs[place] *= ratio

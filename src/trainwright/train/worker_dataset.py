@@ -22,15 +22,7 @@ from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-__all__ = [
-    "BatchFetch",
-    "Samples",
-    "generators_kept",
-    "requesting",
-    "sample_key",
-    "seed_generators",
-    "undisturbed",
-]
+__all__ = ["BatchFetch", "Samples", "generators_kept", "requesting", "sample_key", "seed_generators"]
 
 
 @dataclass(frozen=True, slots=True)

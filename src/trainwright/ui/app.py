@@ -16,10 +16,9 @@ from fastapi.responses import StreamingResponse
 from trainwright.errors import InputError
 from trainwright.files import plain
 from trainwright.ui.figure_views import VIEWS, FigureViews, compare_studies
-from trainwright.ui.study_details import log_tail, study_summary, trial_page
+from trainwright.ui.study_details import MOST_ROWS, log_tail, study_summary, trial_page, window
+from trainwright.ui.study_details import Query as Rows
 from trainwright.ui.study_follower import StudyFollower, StudyRegistry
-from trainwright.ui.trial_table import MOST_ROWS, window
-from trainwright.ui.trial_table import Query as Rows
 
 __all__ = ["POLICY", "application"]
 

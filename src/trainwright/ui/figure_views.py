@@ -18,8 +18,8 @@ from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureSource
 from trainwright.report.figures.parameters import axis_names, scatter
 from trainwright.report.figures.studies import comparison, distribution
 from trainwright.report.overview import Overview
+from trainwright.ui.study_details import filter_trials
 from trainwright.ui.study_follower import StudyFollower
-from trainwright.ui.trial_table import filter_trials
 
 __all__ = ["VIEWS", "FigureViews", "compare_studies"]
 

@@ -4,16 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "STEPS",
-    "JournalLine",
-    "ProofRun",
-    "Unlike",
-    "first_difference",
-    "idle_generators",
-    "max_difference",
-    "read_lines",
-]
+__all__ = ["STEPS", "ProofRun", "Unlike", "first_difference", "idle_generators", "max_difference", "read_lines"]
 
 STEPS = ("counted", "step")
 """The events at which an optimizer step was counted."""

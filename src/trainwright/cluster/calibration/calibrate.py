@@ -13,9 +13,8 @@ import torch
 from trainwright.cluster.calibration import compute
 from trainwright.cluster.calibration.compute import measure_storage
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_fields
-from trainwright.cluster.calibration.links import measure_links
+from trainwright.cluster.calibration.links import measure_links, measure_overlap, measure_runtime
 from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
-from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.visible_devices import host_memory_bytes
 from trainwright.errors import InputError

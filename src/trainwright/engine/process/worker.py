@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.engine.function_reference import IN_WORKER, LOADING, FunctionReference
-from trainwright.engine.process.gang import LEAVE
 from trainwright.engine.process.run_assignment import run_assignment
+from trainwright.engine.process.supervisor import LEAVE
 from trainwright.ledger import Record
 from trainwright.signals import ignore_launcher
 

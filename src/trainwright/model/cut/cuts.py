@@ -11,15 +11,7 @@ from itertools import accumulate, pairwise, takewhile
 from trainwright.model.chain import Stage
 from trainwright.model.layer import Block, Layer
 
-__all__ = [
-    "Access",
-    "find_cuts",
-    "find_repeats",
-    "fold_blocks",
-    "intervals_between",
-    "join_stages",
-    "shared_beginning",
-]
+__all__ = ["Access", "find_cuts", "fold_blocks", "intervals_between", "shared_beginning"]
 
 
 @dataclass(frozen=True, slots=True)

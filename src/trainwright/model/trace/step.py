@@ -16,17 +16,7 @@ from trainwright.model.trace.attention import assume_unpacked_rows
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.validators import check, one_of
 
-__all__ = [
-    "OPTIMIZERS",
-    "PRECISIONS",
-    "Call",
-    "Loss",
-    "MakeOptimizer",
-    "TrainingStep",
-    "as_call",
-    "call_model",
-    "prepare_step",
-]
+__all__ = ["Call", "Loss", "MakeOptimizer", "TrainingStep", "as_call", "call_model", "prepare_step"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

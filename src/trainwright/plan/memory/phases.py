@@ -35,16 +35,7 @@ from trainwright.plan.memory.simulation_kernel import Limits
 from trainwright.plan.memory.sizes import Sizes, sizes_of
 from trainwright.randomness import rng
 
-__all__ = [
-    "HURRIES",
-    "Phases",
-    "anneal_all",
-    "anneal_phases",
-    "improve_plan",
-    "list_rows",
-    "phases_of",
-    "save_everything",
-]
+__all__ = ["HURRIES", "anneal_all", "improve_plan", "phases_of", "save_everything"]
 
 
 @compiled

@@ -10,17 +10,7 @@ from trainwright.errors import InputError, closest
 from trainwright.model.profile import Profile
 from trainwright.plan.parallel.mesh import Floats
 
-__all__ = [
-    "OPTIMIZERS",
-    "PRECISIONS",
-    "Optimizer",
-    "Precision",
-    "Profiles",
-    "conversion",
-    "optimizer_of",
-    "precision_of",
-    "profile_in",
-]
+__all__ = ["Optimizer", "Precision", "Profiles", "conversion", "optimizer_of", "precision_of", "profile_in"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from trainwright.report.exports import choose_study_ensemble
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure
-from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.report.figures.learning_curves import learning_curves
 from trainwright.report.figures.objectives import trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
+from trainwright.report.figures.parameters import importance_figure, nothing_known
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
 from trainwright.search.importance import Importance, importance_of

@@ -110,10 +110,7 @@ def _draw_candidates(view: SearchView, normal: _Normal, number: int, count: int)
 
 
 def update_distribution(rows: Array, losses: Array, generation: int) -> tuple[Array, Array]:
-    """Return mean and deviation [columns] after whole generations of told rows [trials, columns] in the unit cube.
-
-    What is NaN in a row counts as the mean.
-    """
+    """Return mean and deviation [columns] after whole generations of unit rows [trials, columns]; NaN is the mean."""
     d, parents = rows.shape[1], generation // 2
     weights = np.log((generation + 1) / 2) - np.log(np.arange(1, parents + 1))
     weights /= weights.sum()

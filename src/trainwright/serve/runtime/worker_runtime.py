@@ -22,8 +22,7 @@ from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, recei
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.responses import answer_request
 from trainwright.serve.runtime.segments import Segments
-from trainwright.serve.runtime.worker_pool import WorkerPool
-from trainwright.serve.runtime.worker_slots import CREDITS, WorkerSlot, WorkerState
+from trainwright.serve.runtime.worker_slots import CREDITS, WorkerPool, WorkerSlot, WorkerState
 from trainwright.serve.service import DeploymentSettings
 
 __all__ = ["WorkerRuntime"]

@@ -22,15 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.recompute.trees import leaves_of, map_only, tensors_of
 
-__all__ = [
-    "AbsentTensor",
-    "Event",
-    "ParameterNeededError",
-    "PartialForward",
-    "StageEnd",
-    "TensorLike",
-    "without_objects",
-]
+__all__ = ["AbsentTensor", "Event", "ParameterNeededError", "PartialForward", "TensorLike", "without_objects"]
 
 _METADATA = frozenset(
     {
