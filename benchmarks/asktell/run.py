@@ -1,4 +1,4 @@
-"""Speed of one ask + tell after n observations: our forest beside Optuna's TPE and DeepHyper, one thread each.
+"""Speed of one ask + tell after n observations: our searchers beside Optuna's and DeepHyper, one thread each.
 
     python benchmarks/asktell/run.py --json
 
@@ -6,15 +6,19 @@ The space has 10 columns: 6 float, 2 log float, 1 int, 1 choice of 5. Each searc
 cheapest way that it has; then 50 pairs of ask and tell are timed inside its own process, which was warmed up by a small
 search before. Of `--repeats` such runs the one with the least median counts, since other work on the machine only ever
 adds. `batch_1000_ms_at_10000` is one question for 1,000 proposals, the least of three. `_directory` and `_journal` are
-the same with a ledger, or Optuna's journal, on disk.
+the same with a ledger, or Optuna's journal, on disk. `_busy` has as many threads as it takes by itself, while each core
+computes something else, as where workers train.
 """
 
 import argparse
 import math
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,14 +50,19 @@ class _Case(NamedTuple):
     pairs: int = 50
     batch: tuple[int, ...] = ()  # counts after which as many proposals as _BATCH are asked at once
     repeats: int | None = None  # if not those of the command line
+    busy: bool = False
 
 
 CASES = (
+    _Case("default", (100, 1000)),
+    _Case("default", (100,), busy=True, pairs=20),
     _Case("forest", (100, 1000, 10_000), batch=(10_000,)),
     _Case("forest", (100_000,), pairs=20, repeats=1),  # half a minute until so many are told
     _Case("forest", (100, 1000, 10_000), storage="directory"),
     _Case("optuna-tpe", (100, 1000, 10_000)),
     _Case("optuna-tpe", (100, 1000), storage="journal"),
+    _Case("optuna-gp", (100,), pairs=10),
+    _Case("optuna-gp", (100,), busy=True, pairs=10),
     _Case("deephyper", (100, 1000)),
     _Case("deephyper-default", (100,), pairs=10),  # about two seconds a pair
 )
@@ -80,7 +89,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             summary["skipped"][case.searcher] = reason
             progress(f"{case.searcher}: {reason}")
             continue
-        name = f"{case.searcher}-{case.storage}".strip("-").replace("-", "_")
+        name = "-".join(filter(None, (case.searcher, case.storage, "busy" * case.busy))).replace("-", "_")
         for count in (count for count in case.counts if count <= arguments.observations):
             runs = [_pairs(case, count) for _ in range(case.repeats or arguments.repeats)]
             version, times, _ = min(runs, key=lambda run: statistics.median(run[1]))
@@ -111,7 +120,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 def _pairs(case: _Case, count: int) -> tuple[str, list[float], float | None]:
     """Milliseconds of each pair, and of a batch if the case has one, in a fresh process."""
     # On the disk of this checkout, not in /tmp, which may be memory.
-    with Peer(case.searcher) as peer, tempfile.TemporaryDirectory(dir=ROOT / "benchmarks") as folder:
+    with (
+        Peer(case.searcher, one_thread=not case.busy) as peer,
+        tempfile.TemporaryDirectory(dir=ROOT / "benchmarks") as folder,
+        ExitStack() as others,
+    ):
+        for _ in range((os.cpu_count() or 1) * case.busy):
+            other = others.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            others.callback(other.kill)
         _run(peer, told=20, pairs=20 if case.pairs > 10 else 2)
         options = {case.storage: str(Path(folder) / "study")} if case.storage else {}
         version, times = _run(peer, told=count - case.pairs, pairs=case.pairs, **options)

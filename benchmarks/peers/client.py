@@ -97,7 +97,7 @@ def python_of(environment: str) -> Path:
 class Peer:
     """A running child. `open` starts a new search in it, so that imports and compilation are paid once."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, one_thread: bool = True) -> None:
         environment, method = METHODS[name]
         self.name = name
         path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
@@ -108,7 +108,7 @@ class Peer:
             text=True,
             bufsize=1,
             cwd=ROOT,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+            env={**os.environ, **(_ONE_THREAD if one_thread else {}), "PYTHONPATH": path},
         )
 
     def __enter__(self) -> Self:
