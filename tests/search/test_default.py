@@ -146,11 +146,3 @@ def test_where_repeats_tell_no_more_it_looks_elsewhere():
     assert min(loss(trial.params) for trial in study.trials if trial.epoch == 27) < 0.1
     rows = {tuple(round(value, 2) for value in trial.params.values()) for trial in study.trials}
     assert len(rows) > 20
-
-
-def test_trials_that_other_workers_have_count_before_they_are_read_of():
-    """Each worker of a large team would otherwise fit a process of its own to what little it has read."""
-    view = view_of()
-    play(QuasiRandomSearcher(), view, 30, bowl)
-    assert DefaultSearcher().ask(view, [30])[0].origin["searcher"] == "gp"
-    assert DefaultSearcher().ask(view, [230])[0].origin["searcher"] == "forest"

@@ -48,8 +48,7 @@ class DefaultSearcher:
 
 def _pick_searcher(view: SearchView, numbers: Sequence[int]) -> GaussianProcessSearcher | ForestSearcher | WideSearcher:
     """Return who is asked for some more trials."""
-    # Numbers are given in turn: the last tells of trials, too, that other workers have and this one has not read of.
-    few = max(view.count + len(view.pending) + len(numbers), numbers[-1] + 1) <= _TRIALS
+    few = view.count + len(view.pending) + len(numbers) <= _TRIALS
     if len(view.bounds) > 1:
         # A process needs few results, and the forest's target, dominance, no scale: together they found more than
         # either (`benchmarks/multiobjective/run.py`). Batches take turns too.

@@ -25,8 +25,9 @@ __all__ = ["read_resharded", "read_targets", "share_tensors"]
 def _find_dtensor() -> Any:
     """Return the class DTensor, or () if nobody has loaded it: then no tensor is one, and loading takes a second."""
     # Its second name is that of torch 2.4.
-    loaded = filter(None, map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed._tensor")))
-    return next((module.DTensor for module in loaded), ())
+    loaded = map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed._tensor"))
+    # A module that another thread is loading has no class yet, and then no tensor is one either.
+    return next(filter(None, (getattr(module, "DTensor", None) for module in loaded)), ())
 
 
 def share_tensors(
