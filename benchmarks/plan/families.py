@@ -97,6 +97,11 @@ FAMILIES = {
         },
     ),
     "mixtral": _Family("MixtralForCausalLM", "MixtralConfig", {**_GROUPED, "num_local_experts": 4}),
+    "granitemoe": _Family(
+        "GraniteMoeForCausalLM",
+        "GraniteMoeConfig",
+        {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, **_TOKENS},
+    ),
 }
 
 

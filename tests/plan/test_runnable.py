@@ -20,7 +20,7 @@ def test_rankings_say_what_is_not_set_up(name, precision):
     assert not any(refusals[name] for name in ("serial", "data", "zero2", "fsdp") if name in refusals)
     for strategy, refusal in refusals.items():
         axes = set(strategy.split("+")) - {"data", "zero1", "zero2", "fsdp", "hsdp", "serial"}
-        several = len(axes) > 1 and axes not in ({"tensor", "pipeline"}, {"tensor", "context"})
+        several = len(axes) > 1 and axes != {"tensor", "context"} and not axes <= {"tensor", "expert", "pipeline"}
         assert bool(refusal) or not several, strategy
     if name == "experts":
         assert "expert" in refusals
@@ -46,10 +46,10 @@ def test_a_layout_says_what_is_allowed():
         assert bool(layout.refusal) is bool(said)
 
 
-def test_experts_are_not_divided_by_tensor_ranks():
-    """The profile tells that a model has experts, which training does not divide."""
-    degrees = Degrees(tensor=2)
-    for name, refused in (("experts", True), ("transformer", False)):
-        plan = Oracle(make_cluster(1, 2)).estimate(PROFILES[name], batch=8, degrees=degrees)
-        assert ("experts" in plan.refusal) is refused
-        assert not plan.layout.refusal
+@pytest.mark.parametrize(("degrees", "said"), [({"tensor": 2}, ""), ({"tensor": 8}, "4 experts on 8 ranks")])
+def test_experts_are_divided_whole(degrees, said):
+    """Over tensor ranks too, as far as there are enough of them."""
+    plan = Oracle(make_cluster(2, 4)).estimate(PROFILES["experts"], batch=8, degrees=Degrees(**degrees))
+    assert plan.refusal.startswith(said)
+    assert bool(plan.refusal) is bool(said)
+    assert not plan.layout.refusal

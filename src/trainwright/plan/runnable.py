@@ -19,7 +19,7 @@ AUTOCAST = ("fp32", "amp-bf16")
 _BUDGETED = "data (with ZeRO if not compiled), tensor (without ZeRO) or pipeline parallelism without replicas"
 _AXES = ("data", "filter", "channel", "spatial", "context", "expert", "tensor", "pipeline")
 _WITH_ZERO = ("data", "tensor", "context", "expert", "pipeline", "channel")
-_TOGETHER = ({"tensor", "pipeline"}, {"tensor", "context"})
+_TOGETHER = {"tensor", "expert", "pipeline"}
 
 
 def _divided_axes(layout: "Layout") -> list[str]:
@@ -36,20 +36,20 @@ def refusal_of(layout: "Layout") -> str:
     """Return why training does not set a layout up and what it does, "" where it does."""
     inner, name, degrees = _divided_axes(layout), innermost_axis(layout), layout.degrees
     beside = f"{name} parallelism{f' with ZeRO {layout.zero}' if layout.zero else ''}"
-    both = name == "context" and degrees.tensor > 1
+    both = (name == "context" and degrees.tensor > 1) or (len(inner) > 1 and degrees.expert > 1)
     # Replicas of a pipeline would each choose what to run again from times of their own.
     replicas = "replicated " if degrees.pipeline > 1 and degrees.data > 1 else ""
     # What divides tensors between layers cannot be run again by a plan.
     no_budget = (
         name not in {"data", "tensor", "pipeline"}
-        or (name == "pipeline" and (layout.zero or degrees.tensor > 1 or replicas))
+        or (name == "pipeline" and (layout.zero or degrees.tensor * degrees.expert > 1 or replicas))
         or (name == "tensor" and layout.zero)
         or (layout.zero and layout.compile)
     )
     rules = (
         (
-            len(inner) > 1 and set(inner) not in _TOGETHER,
-            f"{' and '.join(inner)} together; allowed: one of them, or tensor and pipeline or context, and data",
+            len(inner) > 1 and set(inner) != {"tensor", "context"} and not _TOGETHER.issuperset(inner),
+            f"{' and '.join(inner)} together; allowed: tensor and context, or any of tensor, expert and pipeline",
         ),
         (name not in _AXES, f"there is no module for {name} parallelism; allowed: {', '.join(_AXES)}"),
         (
@@ -60,7 +60,7 @@ def refusal_of(layout: "Layout") -> str:
             layout.zero and name == "expert" and degrees.data == 1,
             "ZeRO beside expert parallelism without data ranks; allowed: with some, over which it divides",
         ),
-        (both and layout.zero, f"ZeRO {layout.zero} beside tensor and context parallelism; allowed: without"),
+        (both and layout.zero, f"ZeRO {layout.zero} beside {' and '.join(inner)} parallelism; allowed: without"),
         (layout.sequence, "sequence parallelism; allowed: tensor or context parallelism without"),
         (
             layout.zero and name in {"context", "expert"} and layout.shard < degrees.data,

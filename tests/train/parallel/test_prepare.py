@@ -83,10 +83,11 @@ PLANS = {
     "channel": {"channel": 2},
     "pipeline": {"pipeline": 2, "schedule": "1f1b", "microbatches": 4},
     "expert": {"expert": 2},
+    "tensor, experts": {"tensor": 2},
 }
 CLIPPED = list(PLANS)
 RESUMED = [("filter", "ZeRO 3"), ("pipeline", "pipeline"), ("pipeline", "ZeRO 3"), ("data", "pipeline")]
-RESUMED += [("expert", "ZeRO 3"), ("data", "expert")]
+RESUMED += [("expert", "ZeRO 3"), ("data", "expert"), ("tensor, experts", "expert")]
 TRAINED = [("torch" if place % 2 else "ours", name) for place, name in enumerate(PLANS)] + [("torch", "filter")]
 
 
@@ -96,7 +97,7 @@ def mixture():
 
 def model_of(*plans):
     """Return what makes a model that plans divide."""
-    return mixture if "expert" in plans else small_models.mlp
+    return mixture if any("expert" in plan for plan in plans) else small_models.mlp
 
 
 def normed():

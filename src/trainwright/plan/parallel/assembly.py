@@ -108,11 +108,12 @@ def _caveat(pricer: Pricer, query: PlanQuery) -> str:
 
 
 def _refuse_model(pricer: Pricer, degrees: Degrees) -> str:
-    """Return what of a model training does not divide: it divides linear layers by tensor, and experts are none."""
+    """Return what of a model training does not divide: experts are divided whole, also over tensor ranks."""
     if degrees.context > 1 and pricer.arrays.context_by:
         return f"context parallelism by {pricer.arrays.context_by}; allowed: by gathering keys and values"
-    if degrees.tensor > 1 and any(layer.experts for layer in pricer.arrays.layers):
-        return "tensor parallelism of experts; allowed: data (any ZeRO level) and expert parallelism, and pipelines"
+    ranks = degrees.tensor * degrees.expert
+    if uneven := next((layer.experts for layer in pricer.arrays.layers if layer.experts % ranks), 0):
+        return f"{uneven} experts on {ranks} ranks (tensor x expert); allowed: a divisor"
     return ""
 
 

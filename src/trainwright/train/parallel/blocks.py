@@ -114,12 +114,15 @@ _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 _HELD = _WEIGHTS | _STATISTICS | {"bias", "in_proj_bias", *("q_proj_weight", "k_proj_weight", "v_proj_weight")}
 
 
-def divided(tensor: torch.Tensor, mesh: DeviceMesh, axis: str, placement: Shard) -> Any:
-    """Return a DTensor with this rank's part of a tensor that all ranks hold: placed on `axis`, equal on the others."""
+def divided(tensor: torch.Tensor, mesh: DeviceMesh, placement: Shard, *axes: str) -> Any:
+    """Return a DTensor with this rank's part of a tensor that all ranks hold: placed on `axes`, equal on the others."""
     names = mesh.mesh_dim_names or ()
-    rank, world = mesh.get_local_rank(axis), mesh.size(names.index(axis))
-    local = tensor.detach().chunk(world, placement.dim)[rank].clone(memory_format=torch.contiguous_format)
-    placements: list[Any] = [placement if name == axis else Replicate() for name in names]
+    local = tensor.detach()
+    for place, name in enumerate(names):
+        if name in axes:
+            local = local.chunk(mesh.size(place), placement.dim)[mesh.get_local_rank(name)]
+    local = local.clone(memory_format=torch.contiguous_format)
+    placements: list[Any] = [placement if name in axes else Replicate() for name in names]
     found = DTensor.from_local(
         local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
     )

@@ -270,18 +270,31 @@ def _context(parts: _Parts) -> Setup:
 
 def _expert(parts: _Parts) -> Setup:
     model, mesh = parts.model, parts.mesh
-    experts = divide_experts(model, mesh["expert"])
+    experts = _divide_experts(model, parts.plan, mesh)
     if parts.plan.zero:
         # Inside the blocks, which are divided after them: over data ranks only, as there are no other copies.
         shard_modules([module for module in model.modules() if are_experts(module)], mesh["data"], zero=parts.plan.zero)
         return _fsdp(parts, _copied_over(mesh, "expert"))
-    # Experts have copies on data ranks, all else on expert ranks too.
-    copies = mesh["data", "expert"]._flatten() if parts.plan.degrees.data > 1 else mesh["expert"]  # noqa: SLF001
-    shares = [([each for each in model.parameters() if all(each is not one for one in experts)], copies.get_group())]
-    if parts.plan.degrees.data > 1:
-        shares.append((experts, mesh.get_group("data")))
-    averaging = GradientAveraging(*shares)
+    averaging = GradientAveraging(*_copies(model, experts, mesh))
     return Setup(module=model, call=parts.called, alone=averaging.off)
+
+
+def _divide_experts(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> list[nn.Parameter]:
+    """Divide experts, and over tensor ranks the rest of a model too; return the parameters of the experts."""
+    if plan.degrees.tensor > 1:
+        return divide_blocks(model, mesh["tensor"], experts=mesh["expert", "tensor"])
+    return divide_experts(model, mesh["expert"])
+
+
+def _copies(model: nn.Module, experts: list[nn.Parameter], mesh: DeviceMesh) -> list[tuple[list[nn.Parameter], Any]]:
+    """Return parameters and the ranks of their copies: of experts the data ranks, of all else expert ranks too."""
+    names = {"data", "expert"}.intersection(mesh.mesh_dim_names or ())
+    common = mesh["data", "expert"]._flatten() if len(names) > 1 else mesh[min(names)]  # noqa: SLF001
+    held, divided = list(model.parameters()), {id(each) for each in experts}
+    found = [([each for each in held if id(each) not in divided], common.get_group())]
+    if "data" in names and experts:
+        found.append(([each for each in held if id(each) in divided], mesh.get_group("data")))
+    return found
 
 
 def _tensor(parts: _Parts) -> Setup:
@@ -290,14 +303,17 @@ def _tensor(parts: _Parts) -> Setup:
 
 
 def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch.optim.Optimizer | None) -> Setup:
-    if plan.degrees.tensor > 1:
+    experts: list[nn.Parameter] = []
+    if plan.degrees.expert > 1:
+        experts = _divide_experts(model, plan, mesh)
+    elif plan.degrees.tensor > 1:
         divide_blocks(model, mesh["tensor"])
     stages = PipelineRunner(model, plan, mesh, optimizer)
     averaging = None
     if plan.zero:
         shard_modules(stages.called(), _data_axes(mesh), zero=plan.zero)
-    elif plan.degrees.data > 1:
-        averaging = GradientAveraging((stages.module.parameters(), mesh.get_group("data")), by_itself=False)
+    elif data_ranks(plan.degrees) > 1:
+        averaging = GradientAveraging(*_copies(stages.module, experts, mesh), by_itself=False)
 
     def backward(loss: Loss, batch: Any) -> torch.Tensor:
         value = stages.backward(loss, batch)

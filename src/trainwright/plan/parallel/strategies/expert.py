@@ -3,7 +3,8 @@
 Lepikhin et al., "GShard" (arXiv 2006.16668), section 3.3: two all-to-alls forward and two backward of every token's
 hidden vector, `top_k` times. The ranks work on different samples, as those of data parallelism do. With sequence
 parallelism experts are spread over the tensor ranks too instead of being cut by them (Liu et al., "MoE Parallel
-Folding", arXiv 2504.14960): each has a part of the tokens anyway.
+Folding", arXiv 2504.14960): each has a part of the tokens anyway. Without, each tensor rank sends the visits to the
+experts on its like of other ranks.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAx
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, Phase, StageLoad, undivided
 
-__all__ = ["ExpertStrategy", "folded_experts"]
+__all__ = ["ExpertStrategy", "whole_experts"]
 
 
 class ExpertStrategy(ParallelStrategy):
@@ -46,7 +47,8 @@ class ExpertStrategy(ParallelStrategy):
             return []
         ranks, stride = mesh.group(("expert",))
         # Experts that are spread over tensor ranks too: tokens travel among the ranks of both axes.
-        folded = folded_experts(arrays, mesh)
+        whole = whole_experts(arrays, mesh)
+        folded = whole & mesh.sequence
         ranks, stride = np.where(folded, ranks * mesh.axis("tensor"), ranks), np.where(folded, 1, stride)
         found = []
         for where, block in enumerate(arrays.blocks):
@@ -56,7 +58,7 @@ class ExpertStrategy(ParallelStrategy):
             tokens = (
                 float(arrays.inputs[experts[0]]) * arrays.precision.element_bytes
             )  # each as often as it has experts
-            divided = mesh.axis("context") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
+            divided = mesh.axis("context") * np.where(mesh.sequence | whole, mesh.axis("tensor"), 1)
             size = mesh.micro * tokens / divided * np.ones(mesh.rows)
             count = np.where(ranks > 1, 2.0, 0.0)
             phases: tuple[Phase, Phase] = ("forward", "backward")
@@ -67,10 +69,9 @@ class ExpertStrategy(ParallelStrategy):
         return found
 
 
-def folded_experts(arrays: ModelArrays, mesh: Mesh) -> Bools:
+def whole_experts(arrays: ModelArrays, mesh: Mesh) -> Bools:
     """Return for which candidates whole experts lie on the tensor ranks too: where there are enough of them."""
     experts = min((layer.experts for layer in arrays.layers if layer.experts), default=0)
     ranks = mesh.axis("expert") * mesh.axis("tensor")
-    fits = (experts % ranks == 0) if experts else np.zeros(mesh.rows, dtype=np.bool_)
-    found: Bools = fits & mesh.sequence & (mesh.axis("expert") > 1)
+    found: Bools = (mesh.axis("expert") > 1) & (experts > 0) & (experts % ranks == 0)
     return found

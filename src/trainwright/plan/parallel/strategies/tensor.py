@@ -12,7 +12,7 @@ import numpy as np
 
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.expert import folded_experts
+from trainwright.plan.parallel.strategies.expert import whole_experts
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Operation, ParallelStrategy, Phase, StageLoad
 
 __all__ = ["TensorStrategy", "falls_evenly"]
@@ -64,7 +64,7 @@ class TensorStrategy(ParallelStrategy):
         if load is not None:
             return []
         ranks, stride = mesh.group(("tensor",))
-        folded = folded_experts(arrays, mesh)
+        folded = whole_experts(arrays, mesh) & mesh.sequence
         found = []
         for place, role in enumerate(arrays.roles):
             if role not in {"column", "row"}:

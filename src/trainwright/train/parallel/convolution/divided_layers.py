@@ -43,7 +43,7 @@ class _DividedLayer(nn.Module):
         for held, register in ((layer._parameters, self.register_parameter), (layer._buffers, self.register_buffer)):  # noqa: SLF001  those that are None too
             for name, tensor in held.items():
                 divides = tensor is not None and tensor.ndim > self.dim
-                register(name, divided(tensor, mesh, axis, Shard(self.dim)) if divides else tensor)
+                register(name, divided(tensor, mesh, Shard(self.dim), axis) if divides else tensor)
         self._group = mesh.get_group(axis)
         self._world = dist.get_world_size(self._group)
         self._features = isinstance(layer, nn.Linear)

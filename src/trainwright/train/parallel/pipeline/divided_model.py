@@ -154,8 +154,11 @@ class DividedModel:
                 placed = (
                     getattr(self._parameter(path), "device_mesh", None) if self._rank == self._owner[path] else None
                 )
-                if placed is not None and "tensor" in (placed.mesh_dim_names or ()):
-                    raise UnsupportedPlan.of("tensor+pipeline", f"stages of several ranks use {path}, which is divided")
+                axes = {"tensor", "expert"}.intersection(() if placed is None else placed.mesh_dim_names or ())
+                if axes:
+                    raise UnsupportedPlan.of(
+                        f"{min(axes)}+pipeline", f"stages of several ranks use {path}, which is divided"
+                    )
                 continue
             (module, name), *_ = self._holders[path]
             absent = vars(module)[name]

@@ -3,6 +3,9 @@
 Source: Lepikhin et al., "GShard" (arXiv 2006.16668), section 3. Expert ranks are data ranks too: each has samples of
 its own, and all but the experts whole. Experts are those of transformers: a module of stacked weights, [experts, ...],
 that is called with tokens [N, width], the experts that each token visits and their weights, both [N, visits].
+
+Tensor ranks have the same tokens. They hold whole experts too (Liu et al., "MoE Parallel Folding", arXiv 2504.14960):
+each takes the visits to its own, and what they add to a token is summed.
 """
 
 import inspect
@@ -17,7 +20,7 @@ from torch.distributed.tensor import Shard
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import divided, marked
-from trainwright.train.parallel.collectives import all_to_all, all_to_all_counts
+from trainwright.train.parallel.collectives import all_reduce, all_to_all, all_to_all_counts, copy
 from trainwright.train.parallel.recompute.run_context import has_hooks
 from trainwright.train.parallel.recompute.trees import local_tensor
 
@@ -28,10 +31,10 @@ _GIVEN = 4
 
 
 def divide_experts(model: nn.Module, mesh: DeviceMesh) -> list[nn.Parameter]:
-    """Divide the experts of a model over a mesh of one axis, and return their parameters.
+    """Divide the experts of a model over a mesh of the axes "expert" and "tensor", and return their parameters.
 
-    Their gradients are those of the mean over the ranks' losses already. Raises `UnsupportedPlan` for a model without
-    experts in stacked weights, or with as many as cannot be divided.
+    Their gradients are those of the mean over the expert ranks' losses already. Raises `UnsupportedPlan` for a model
+    without experts in stacked weights, or with as many as cannot be divided.
     """
     found = {path: module for path, module in model.named_modules() if are_experts(module)}
     if not found:
@@ -50,10 +53,10 @@ def divide_experts(model: nn.Module, mesh: DeviceMesh) -> list[nn.Parameter]:
                 "expert", f"{path} has hooks or a forward pass of its own, which would see some of the experts only"
             )
         for name, parameter in list(module.named_parameters()):
-            part = divided(parameter, mesh, "expert", Shard(0))
+            part = divided(parameter, mesh, Shard(0), "expert", "tensor")
             setattr(module, name, part)
             parameters.append(part)
-        vars(module)["forward"] = _Experts(module, mesh.get_group())
+        vars(module)["forward"] = _Experts(module, mesh)
     return parameters
 
 
@@ -72,32 +75,52 @@ def are_experts(module: nn.Module) -> bool:
 class _Experts:
     """The forward pass of experts, of which this rank has some."""
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
-        self._module, self._group = module, group
+    def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        self._module = module
         # FSDP makes a class of its own of it.
         self._class = type(module)
-        self._ranks = dist.get_world_size(group)
+        self._group, self._tensor = (
+            mesh.get_group(axis) if axis in (mesh.mesh_dim_names or ()) else None for axis in ("expert", "tensor")
+        )
+        self._ranks, self._copies = mesh.size() // _size(self._tensor), _size(self._tensor)
 
     def __call__(self, tokens: torch.Tensor, visited: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         width, visits = tokens.shape[-1], visited.shape[-1]
-        rows, experts = tokens.reshape(-1, width), visited.reshape(-1)
-        # Sorted by expert, so by the rank that has it.
-        order = experts.argsort(stable=True)
+        experts = visited.reshape(-1)
+        if self._tensor is not None:
+            tokens, weights = copy(tokens, self._tensor), copy(weights, self._tensor)
+        rows = tokens.reshape(-1, width)
         counts = torch.zeros(int(self._module.num_experts), dtype=torch.int64, device=tokens.device)  # type: ignore[arg-type]
         counts.index_add_(0, experts, torch.ones_like(experts, dtype=torch.int64))
-        counts = counts.view(self._ranks, -1)
-        arriving = all_to_all_counts(counts, self._group)
-        sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
+        # Sorted by expert, so by the rank that has it.
+        order = experts.argsort(stable=True)
+        counts = counts.view(self._ranks, self._copies, -1)
+        if self._tensor is not None:
+            # The visits to the experts on this tensor rank, and its like on other expert ranks.
+            place = dist.get_rank(self._tensor)
+            order = order[experts[order] // counts.shape[-1] % self._copies == place]
+            counts = counts[:, place]
+        counts = counts.reshape(self._ranks, -1).contiguous()
         whose = order // visits
-        there = all_to_all(rows[whose], self._group, sent=sent, received=received)
-        # What comes from one rank is sorted by expert too.
-        own = torch.arange(arriving.shape[1], device=tokens.device).repeat(self._ranks)
-        made = self._compute(there, own.repeat_interleave(arriving.flatten()), weights.dtype)
-        back = all_to_all(made, self._group, sent=received, received=sent)
+        back = self._visit(rows[whose], counts, weights.dtype)
         weighted = back * weights.reshape(-1)[order, None]
         found = torch.zeros_like(rows).index_add(0, whose, weighted.to(rows.dtype))
+        if self._tensor is not None:
+            found = all_reduce(found, self._tensor)
         # FSDP warns of views.
         return found if tokens.ndim == rows.ndim else found.view_as(tokens)
+
+    def _visit(self, rows: torch.Tensor, counts: torch.Tensor, weight_dtype: torch.dtype) -> torch.Tensor:
+        """Return what experts make of rows, which are sorted by expert; `counts` [ranks, experts of each]."""
+        own = torch.arange(counts.shape[1], device=rows.device)
+        if self._group is None:
+            return self._compute(rows, own.repeat_interleave(counts.flatten()), weight_dtype)
+        arriving = all_to_all_counts(counts, self._group)
+        sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
+        there = all_to_all(rows, self._group, sent=sent, received=received)
+        # What comes from one rank is sorted by expert too.
+        experts = own.repeat(self._ranks).repeat_interleave(arriving.flatten())
+        return all_to_all(self._compute(there, experts, weight_dtype), self._group, sent=received, received=sent)
 
     def _compute(self, rows: torch.Tensor, experts: torch.Tensor, weight_dtype: torch.dtype) -> torch.Tensor:
         """Return what this rank's experts make of rows, each of one expert."""
@@ -114,6 +137,10 @@ class _Experts:
         vars(own).update({**vars(module), **parts, "_parameters": {}, "num_experts": len(next(iter(parts.values())))})
         weights = torch.ones(len(rows), 1, dtype=weight_dtype, device=rows.device)
         return self._class.forward(own, rows, experts[:, None], weights)  # type: ignore[no-any-return]
+
+
+def _size(group: dist.ProcessGroup | None) -> int:
+    return 1 if group is None else dist.get_world_size(group)
 
 
 class _OverRanks(Function):

@@ -6,7 +6,7 @@ shapes of the whole there: within attention and feed-forward part tensors are DT
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,40 +22,48 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import blocks_of, divided, is_plain
 from trainwright.train.parallel.collectives import all_gather, all_reduce, copy, take_part
 from trainwright.train.parallel.recompute.trees import local_tensor, map_only
+from trainwright.train.parallel.strategies.expert import are_experts, divide_experts
 from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_roles import TensorGroup, tensor_groups_of
 
 __all__ = ["divide_blocks"]
 
 
-def divide_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Divide the linear layers of a model's transformer blocks over a mesh of one axis.
+def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, experts: DeviceMesh | None = None) -> list[nn.Parameter]:
+    """Divide the linear layers of a model's transformer blocks over a mesh of one axis, and whole experts.
 
-    Raises `UnsupportedPlan` if there are none, or heads that cannot be divided.
+    These are divided over a mesh of their own if it is given; their parameters are returned. Raises `UnsupportedPlan`
+    if there is nothing to divide, or what cannot be divided.
     """
+    mixed = any(map(are_experts, model.modules()))
+    divided_experts = divide_experts(model, experts or mesh) if mixed else []
     if plan := _own_plan(model):
         _divide_by_plan(model, plan, mesh)
-        return
+        return divided_experts
     found = [(block, groups) for block in blocks_of(model) if (groups := tensor_groups_of(block))]
-    if not found:
+    if not found and not mixed:
         raise UnsupportedPlan.of(
             "tensor",
             f"{type(model).__name__} has no list of transformer blocks with linear layers that can be told apart; see "
             "the guide on parallel plans for how they are recognised",
         )
-    for block, _ in found:
-        _refuse_experts(block)
+    for block, groups in found:
+        _refuse_experts(block, {group.parent for group in groups if group.alone})
     if mesh.device_type == "cpu":
         teach_attention()
     for _, groups in found:
         for group in groups:
             _check_divisible(group, mesh.size())
             _divide_group(group, mesh)
+    return divided_experts
 
 
-def _refuse_experts(block: nn.Module) -> None:
-    """Refuse weights of several experts in one parameter, which no linear layer holds."""
+def _refuse_experts(block: nn.Module, of_dtensors: Collection[nn.Module]) -> None:
+    """Refuse weights of several experts in one parameter, but for experts that are divided whole."""
+    within = {module for parent in of_dtensors for module in parent.modules()}
     for path, module in block.named_modules():
+        if are_experts(module) and module not in within:
+            continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim == 3 and not isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
                 whose = f"{path}.{name}".lstrip(".")
@@ -136,11 +144,17 @@ def _entering(mesh: DeviceMesh) -> Callable[..., Any]:
             return _Entered.apply(each, mesh)
         return DTensor.from_local(each, mesh, [Replicate()], run_check=False)
 
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if module.training:
+            # Keys and values for a generation to come, of plain tensors.
+            kwargs = {name: None if name in _CACHES else value for name, value in kwargs.items()}
         # Arguments may be pairs, such as rotary angles.
         return map_only(torch.Tensor, whole, (args, kwargs))
 
     return hook
+
+
+_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
 
 
 class _Entered(Function):
@@ -178,14 +192,29 @@ _STYLES = {"colwise": 0, "rowwise": 1, _GATHERED: 0, _SPLIT: 1, _WHOLE_GRADIENT:
 
 
 def _own_plan(model: nn.Module) -> dict[str, str]:
-    """Return what a model's own plan says of the layers of its blocks, {} without one; other layers stay whole."""
+    """Return what a model's own plan says of the layers of its blocks, {} without one; other layers stay whole.
+
+    What it says of experts in stacked weights is left out: they are divided whole.
+    """
     found = getattr(model, "tp_plan", None)
-    return {path: style for path, style in found.items() if "*" in path} if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping):
+        return {}
+    experts = {path: module for path, module in model.named_modules() if are_experts(module)}
+    held = {f"{path}.{name}" for path, module in experts.items() for name, _ in module.named_parameters()} | {*experts}
+    return {
+        path: style
+        for path, style in found.items()
+        if "*" in path and not any(map(re.compile(_pattern(path)).fullmatch, held))
+    }
+
+
+def _pattern(path: str) -> str:
+    return re.escape(path).replace(r"\*", "[^.]+")
 
 
 def _divide_by_plan(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Divide layers as their model's plan says. Raises `UnsupportedPlan` for what cannot be divided so."""
-    patterns = {re.compile(re.escape(path).replace(r"\*", "[^.]+")): style for path, style in plan.items()}
+    patterns = {re.compile(_pattern(path)): style for path, style in plan.items()}
     unknown = next((f"{path} {style!r}" for path, style in plan.items() if style not in _STYLES), None)
     if unknown is not None:
         raise UnsupportedPlan.of(
@@ -211,9 +240,9 @@ def _divide_layer(path: str, layer: nn.Module, parent: nn.Module, style: str, me
     if rest or units % mesh.size():
         what = f"{units} heads" if width != 1 else f"{units} features"
         raise UnsupportedPlan.of("tensor", f"the {what} of {path} cannot be divided by {mesh.size()}")
-    layer.weight = divided(layer.weight, mesh, "tensor", Shard(dimension))
+    layer.weight = divided(layer.weight, mesh, Shard(dimension), "tensor")
     if dimension == 0 and layer.bias is not None:
-        layer.bias = divided(layer.bias, mesh, "tensor", Shard(0))
+        layer.bias = divided(layer.bias, mesh, Shard(0), "tensor")
     forward = {"colwise": _Column, "rowwise": _Row, _GATHERED: _GatheredColumn, _SPLIT: _SplitRow}[style]
     vars(layer)["forward"] = forward(layer, group)
 

@@ -121,7 +121,7 @@ class MultiheadParallel(nn.Module):
         self.in_proj_weight = _divide_thirds(layer.in_proj_weight, mesh)
         self.in_proj_bias: Any = None if layer.in_proj_bias is None else _divide_thirds(layer.in_proj_bias, mesh)
         out: Any = nn.Module()
-        out.weight, out.bias = divided(layer.out_proj.weight, mesh, "tensor", Shard(1)), None
+        out.weight, out.bias = divided(layer.out_proj.weight, mesh, Shard(1), "tensor"), None
         if layer.out_proj.bias is not None:
             whole = distribute_tensor(layer.out_proj.bias.detach(), mesh, [Replicate()])
             out.bias = nn.Parameter(whole, layer.out_proj.bias.requires_grad)
@@ -209,4 +209,4 @@ def _join_masks(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: 
 def _divide_thirds(tensor: torch.Tensor, mesh: DeviceMesh) -> Any:
     """Return what makes queries, keys and values with its outputs first: what divides state divides along these."""
     thirds = tensor.detach().unflatten(0, (3, -1)).transpose(0, 1)
-    return divided(nn.Parameter(thirds, tensor.requires_grad), mesh, "tensor", Shard(0))
+    return divided(nn.Parameter(thirds, tensor.requires_grad), mesh, Shard(0), "tensor")
