@@ -12,7 +12,7 @@ import cloudpickle
 
 __all__ = ["on_processes"]
 
-_PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "trainwright.train.parallel"]
+_PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "trainwright.train.parallel.setup"]
 
 
 def on_processes(target, arguments, seconds=240):

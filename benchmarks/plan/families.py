@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import start_processes
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Forecast, Layout, Oracle
@@ -143,7 +144,10 @@ def distance_from_serial(family: str, plans: list[Forecast], devices: int) -> li
     """
     with tempfile.TemporaryDirectory() as folder:
         layouts = [plan.layout for plan in plans]
-        spawn(_train_on_rank, (devices, folder, family, layouts), nprocs=devices)
+        # Loaded once, not by every rank.
+        get_context("forkserver").set_forkserver_preload(["transformers", "trainwright.train.parallel.setup"])
+        arguments = (devices, folder, family, layouts)
+        start_processes(_train_on_rank, arguments, nprocs=devices, start_method="forkserver")
         found = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(devices)]
     return [
         next((each for each in row if isinstance(each, str)), max(map(_number, row)))

@@ -116,7 +116,7 @@ class TestTroubles:
         assert reports[0]["pid"] == more[0]["pid"]
 
 
-@pytest.mark.parametrize("may_grow", [False, True])
+@pytest.mark.parametrize("may_grow", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_processes_are_ready_for_growth(tmp_path, may_grow):
     """While a trial that may grow runs, those of its buddies start and import torch, and become its new ranks."""
     trials = Trials(Local(workers=4, gpus=()))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from gang_training import run
 
 import trainwright as tw
 from trainwright.engine.nodes.engine import GangPlace, Nodes
@@ -70,28 +71,6 @@ class TestGang(EngineConformance):
         return Nodes(meeting=self.meeting, nodes=2, workers=1, start_seconds=60.0)
 
 
-def train_together(trial):
-    """Report the world size and the sum of all ranks, as torch.distributed finds it."""
-    import torch
-
-    for epoch in trial.epochs():
-        total = torch.tensor([trial.rank + 1.0])
-        if trial.world_size > 1:
-            torch.distributed.all_reduce(total)
-        gate = Path(f"{trial.assignment.directory}.go")
-        Path(f"{trial.assignment.directory}.begun-{trial.rank}-{epoch}").write_text(str(os.getpid()))
-        while epoch == 2 and not gate.exists():
-            time.sleep(0.02)
-        trial.report(loss=1.0 / epoch, total=total, world=trial.world_size)
-
-
-def run(directory, engine, devices, trials=1):
-    with tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", directory=directory, seed=0) as study:
-        scheduler = tw.Scheduler(tw.FixedEpochs(3), tw.Fixed(devices))
-        study.run(train_together, trials=trials, scheduler=scheduler, engine=engine, progress=False)
-        return study.trials
-
-
 @pytest.mark.parametrize(
     ("nodes", "slots", "devices"),
     [(2, 1, 2), pytest.param(2, 2, 4, marks=pytest.mark.slow), pytest.param(3, 1, 3, marks=pytest.mark.slow)],
@@ -118,13 +97,14 @@ def pid_of(directory, rank, epoch):
     return int(path.read_text())
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["a rank", "its node"])
+# That a node is lost, a gang of the command meets below.
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["a rank", "its node"])
 def test_a_rank_or_its_node_dies(tmp_path, whole):
     """A rank that is killed begins again; a node that is lost takes its slot along, and no blame falls on the trial."""
     directory = tmp_path / "study"
     with gang(tmp_path) as (engine, [member]):
         script = (
-            "import sys; from pathlib import Path; from test_nodes import *; "
+            "import sys; from pathlib import Path; from gang_training import *; "
             "engine = Nodes(meeting=Path(sys.argv[2]), nodes=2, workers=1); "
             "[trial] = run(sys.argv[1], engine, 2)"
         )
@@ -156,7 +136,7 @@ def test_members_end_with_their_driver(tmp_path):
     directory = tmp_path / "study"
     with gang(tmp_path) as (engine, [member]):
         script = (
-            "import sys; from pathlib import Path; from test_nodes import *; "
+            "import sys; from pathlib import Path; from gang_training import *; "
             "run(sys.argv[1], Nodes(meeting=Path(sys.argv[2]), nodes=2, workers=1), 2)"
         )
         words = [str(directory), str(engine.meeting)]
@@ -216,7 +196,7 @@ def test_workers_of_a_launcher(tmp_path):
     directory = tmp_path / "study"
     Path(f"{directory}.go").touch()
     (tmp_path / "study.toml").write_text(
-        f'[study]\ntrain = "test_nodes:train_together"\nobjectives = "min loss"\ndirectory = "{directory}"\n'
+        f'[study]\ntrain = "gang_training:train_together"\nobjectives = "min loss"\ndirectory = "{directory}"\n'
         'trials = 2\n[space.x]\nkind = "float"\nlow = 0\nhigh = 1\n[rule]\nname = "FixedEpochs"\nmax_epochs = 3\n'
         '[policy]\nname = "Fixed"\ndevices = 2\n'
     )
@@ -234,7 +214,7 @@ def test_a_gang_that_has_lost_a_node_is_interrupted(tmp_path):
     """Its exit status is that of a worker to start again: nothing is wrong with the study."""
     directory = tmp_path / "study"
     (tmp_path / "study.toml").write_text(
-        f'[study]\ntrain = "test_nodes:train_together"\nobjectives = "min loss"\ndirectory = "{directory}"\n'
+        f'[study]\ntrain = "gang_training:train_together"\nobjectives = "min loss"\ndirectory = "{directory}"\n'
         'trials = 1\n[space.x]\nkind = "float"\nlow = 0\nhigh = 1\n[rule]\nname = "FixedEpochs"\nmax_epochs = 3\n'
         '[policy]\nname = "Fixed"\ndevices = 2\n'
     )

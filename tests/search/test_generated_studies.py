@@ -86,7 +86,9 @@ def end(view, configuration, epochs, generator):
 
 
 @pytest.mark.parametrize("name", SEARCHERS)
-def test_generated_studies_come_to_their_end(name):
+def test_generated_studies_come_to_their_end(name, request):
+    if name == "botorch":
+        request.getfixturevalue("uncompiled_botorch")
     searcher, studies = SEARCHERS[name]
     assert sum(generated_study(searcher, number) for number in range(studies)) > 0.8 * TRIALS * studies
 

@@ -39,7 +39,10 @@ def grown(number, searcher, rule, budgets):
         return [(trial.params, trial.origin, trial.epoch) for trial in study.trials]
 
 
-@pytest.mark.parametrize("searcher", SEARCHERS)
+# The default asks the process, so that the process alone is met by fewer examples.
+@pytest.mark.parametrize(
+    "searcher", [pytest.param(name, marks=[pytest.mark.slow] if name == "process" else []) for name in SEARCHERS]
+)
 @settings(max_examples=5, deadline=None)
 @given(
     number=st.integers(0, 200),
@@ -52,12 +55,18 @@ def test_however_a_budget_is_cut_into_calls_the_trials_are_the_same(searcher, nu
     assert cut == whole
 
 
-@pytest.mark.parametrize("searcher", SEARCHERS)
-def test_one_trial_a_call_is_one_run(searcher):
-    for rule in RULES.values():
-        ways = [range(1, TRIALS + 1), [TRIALS]]
-        one_by_one, whole = (grown(3, SEARCHERS[searcher], rule, budgets) for budgets in ways)
-        assert one_by_one == whole
+@pytest.mark.parametrize(
+    ("searcher", "rule"),
+    [
+        pytest.param(name, rule, marks=[pytest.mark.slow] if name == "process" and rule != "ASHA" else [])
+        for name in SEARCHERS
+        for rule in RULES
+    ],
+)
+def test_one_trial_a_call_is_one_run(searcher, rule):
+    ways = [range(1, TRIALS + 1), [TRIALS]]
+    one_by_one, whole = (grown(3, SEARCHERS[searcher], RULES[rule], budgets) for budgets in ways)
+    assert one_by_one == whole
 
 
 def test_ask_and_tell_is_the_run_of_what_never_reports():

@@ -100,14 +100,29 @@ def test_ask_and_tell_resumed_is_ask_and_tell_uninterrupted(tmp_path, earlier, n
             assert len(notes) == 1
 
 
+# Each searcher meets the rule with rungs, and each rule the default; BoTorch takes longest and meets the simplest.
+RULES = {
+    "fixed": tw.FixedEpochs(3),
+    "asha": tw.ASHA(max_epochs=9, min_epochs=1, eta=2.5),
+    "median": tw.Median(max_epochs=4),
+}
+QUICK = {("botorch", "fixed"), *(("default", rule) for rule in RULES)}
+QUICK |= {(name, "asha") for name in SEARCHERS if name != "botorch"}
+
+
 @pytest.mark.parametrize(
-    "rule", [tw.FixedEpochs(3), tw.ASHA(max_epochs=9, min_epochs=1, eta=2.5), tw.Median(max_epochs=4)]
+    ("name", "rule"),
+    [
+        pytest.param(name, rule, marks=[] if (name, rule) in QUICK else pytest.mark.slow)
+        for name in SEARCHERS
+        if name != "optuna"
+        for rule in RULES
+    ],
 )
-@pytest.mark.parametrize("name", [name for name in SEARCHERS if name != "optuna"])
 def test_a_run_resumed_through_any_door_is_a_run_uninterrupted(tmp_path, earlier, name, rule):
     searcher = made(name, earlier)
     with tw.Study(SPACE, "min loss", seed=2) as study:
-        study.run(train, trials=TRIALS, searcher=searcher, scheduler=rule, **HERE)
+        study.run(train, trials=TRIALS, searcher=searcher, scheduler=RULES[rule], **HERE)
         whole = shown(study)
     doors = {
         "open": tw.Study.open,
@@ -116,7 +131,7 @@ def test_a_run_resumed_through_any_door_is_a_run_uninterrupted(tmp_path, earlier
     for door, opened in doors.items():
         directory = tmp_path / door
         with tw.Study(SPACE, "min loss", directory=directory, seed=2) as study:
-            study.run(train, trials=CUT, searcher=searcher, scheduler=rule, **HERE)
+            study.run(train, trials=CUT, searcher=searcher, scheduler=RULES[rule], **HERE)
         with opened(directory) as study:
             study.run(train, trials=TRIALS, **HERE)
             assert shown(study) == whole, door

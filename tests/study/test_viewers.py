@@ -6,12 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from itertools import product
 
 import pytest
 from scripts import wait_until
 
+from trainwright.cli import main
 from trainwright.ledger import DirectoryLedger, MemoryLedger, State, Writer, facts, fold
 from trainwright.ledger.writers import under_way
 from trainwright.report import write_report
@@ -34,8 +37,14 @@ if __name__ == "__main__":
 
 
 def status(folder, *options):
-    command = [sys.executable, "-m", "trainwright", "status", "study", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    """Return what the command prints, called in this process."""
+    printed = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setattr(sys, "argv", ["trainwright", "status", str(folder / "study"), *options])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert not end.value.code
+    return printed.getvalue()
 
 
 def shown(folder):

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from scripts import wait_until
-from within_training import EPOCHS, STEPS
+from within_training import EPOCHS, STEPS, train
 
 import trainwright as tw
 from trainwright.study.driver.graceful_shutdown import LEAVE_FILE, LeaveFile
 
 HERE = Path(__file__).parent
 ENDS = ["TERM", "USR1", "leave", "leave-17", "wall seconds", "end of the job", "KILL"]
+ALONE = {"searcher": tw.RandomSearcher(), "engine": tw.Local(workers=0), "progress": False}
 FILE = """
 [study]
 train = "within_training:train"
@@ -64,13 +65,17 @@ class Job:
 
     def steps(self):
         """Return the (epoch, step) of all steps that were computed."""
-        path = Path(f"{self.directory}.log")
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [tuple(map(int, line.split()[1:3])) for line in lines]
+        return steps_of(self.directory)
 
     def wait(self):
         said, _ = self.process.communicate(timeout=120)
         return self.process.returncode, said
+
+
+def steps_of(directory):
+    path = Path(f"{directory}.log")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(map(int, line.split()[1:3])) for line in lines]
 
 
 def weights(directory):
@@ -84,11 +89,16 @@ def undisturbed(tmp_path_factory):
 
     def of(ranks):
         if ranks not in known:
-            job = Job(tmp_path_factory.mktemp("undisturbed"), ranks)
-            assert job.wait()[0] == 0
-            assert job.steps() == [(epoch, step) for epoch in range(1, EPOCHS + 1) for step in range(STEPS)]
-            with tw.Study.open(job.directory) as study:
-                known[ranks] = weights(job.directory), study.best.values
+            folder = tmp_path_factory.mktemp("undisturbed")
+            directory = folder / "study"
+            if ranks == 1:  # in this very process
+                with tw.Study(tw.Space(lr=tw.Float(0.01, 0.1)), "min loss", directory=directory, seed=5) as study:
+                    study.run(train, trials=1, scheduler=tw.FixedEpochs(EPOCHS), **ALONE)
+            else:
+                assert Job(folder, ranks).wait()[0] == 0
+            assert steps_of(directory) == [(epoch, step) for epoch in range(1, EPOCHS + 1) for step in range(STEPS)]
+            with tw.Study.open(directory) as study:
+                known[ranks] = weights(directory), study.best.values
         return known[ranks]
 
     return of

@@ -115,19 +115,21 @@ CASES = [
     for name, precision, saving in itertools.product(strategies, PRECISIONS, SAVINGS)
     if saving != "budget" or name in WITHIN_BUDGETS
 ]
+# In half precision the rules are those of float32, but for ZeRO, which casts, and pipelines, which send.
+QUICK = [case for case in CASES if case[0] == 2 and (case[2] == "fp32" or case[1] in {"ZeRO 3", "pipeline"})]
 GROUPS = {
-    world: (
+    (world, quick): (
         world,
         {
             f"{name}, {precision}, {saving}": check(
                 STRATEGIES[world][name], precision, SAVINGS[saving], 1e-3 if precision == "fp32" else 0.1
             )
             for of, name, precision, saving in CASES
-            if of == world
+            if of == world and ((of, name, precision, saving) in QUICK) is quick
         }
-        | {f"compiled {number}": compiled(**settings) for number, settings in enumerate(COMPILED[world])},
+        | {f"compiled {number}": compiled(**settings) for number, settings in enumerate(COMPILED[world]) if quick},
     )
-    for world in STRATEGIES
+    for world, quick in itertools.product(STRATEGIES, (True, False))
 }
 
 
@@ -138,10 +140,11 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("world", "name", "precision", "saving"),
-    [pytest.param(*case, marks=[] if case[0] == 2 else pytest.mark.slow) for case in CASES],
+    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES],
 )
 def test_recomputation_with_any_strategy(found, world, name, precision, saving):
-    for outcome in found(world)[f"{name}, {precision}, {saving}"]:
+    quick = (world, name, precision, saving) in QUICK
+    for outcome in found((world, quick))[f"{name}, {precision}, {saving}"]:
         assert not isinstance(outcome, str), outcome
         other, far, solver = outcome
         assert other == []
@@ -158,7 +161,7 @@ def test_recomputation_with_any_strategy(found, world, name, precision, saving):
     ],
 )
 def test_compiled_blocks(found, world, number):
-    for outcome in found(world)[f"compiled {number}"]:
+    for outcome in found((world, True))[f"compiled {number}"]:
         assert outcome == [], outcome
 
 
