@@ -7,7 +7,12 @@ HERE = ["nanoGPT", "nanoGPT with autocast inside", "torch TransformerEncoder", "
 ELSEWHERE = ["GPT2", "Llama", "ALBERT", "T5", "CLIP", "Swin"]
 
 
-@pytest.mark.parametrize("name", [*HERE, *ELSEWHERE])
+SLOW = {"nanoGPT", "torch TransformerEncoder", "GPT2", "CLIP"}  # whose blocks another of these has too
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in (*HERE, *ELSEWHERE)]
+)
 def test_models(name):
     """Within 60 % of the plain peak, bit by bit."""
     if name in ELSEWHERE:

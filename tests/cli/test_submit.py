@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
+
+from trainwright.cli import main
 
 FILE = """
 [study]
@@ -64,17 +68,16 @@ def site(tmp_path, monkeypatch):
 
 
 def trainwright(site, *words):
-    command = [sys.executable, "-m", "trainwright", *words]
-    source = Path(__file__).parents[2] / "src"
-    done = subprocess.run(
-        command,
-        cwd=site,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(source)},
-    )
-    return done.returncode, done.stdout, done.stderr
+    """Call the command in this process; return its exit status, and what it printed and complained of."""
+    printed, complained = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(complained):
+        patch.chdir(site)
+        patch.setattr(sys, "path", list(sys.path))
+        patch.setattr(sys, "argv", ["trainwright", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+    sys.modules.pop("hpc", None)
+    return end.value.code or 0, printed.getvalue(), complained.getvalue()
 
 
 def submit(site, *words):

@@ -35,6 +35,20 @@ ALONE = {
     ],
     "torch": ["torch_prepare", "torch_own_files", "optuna_pruning"],
 }
+QUICK = {
+    "lightning_classifier",
+    "lightning_gan",
+    "lightning_early_stopping",
+    "transformers_classification",
+    "transformers_subclass",
+    "transformers_peft",
+    "accelerate_loop",
+    "accelerate_accumulate",
+    "torch_prepare",
+    "torch_own_files",
+    "optuna_pruning",
+}
+"""Of each framework what saves in another way; the others vary what is trained."""
 RANKS = {name: [f"{name}_ranks"] for name in ("accelerate", "lightning", "transformers")}
 
 
@@ -63,7 +77,16 @@ def changed_lines(path):
     return {node.lineno for node in [*ours, *used] if id(node) not in chosen}
 
 
-@pytest.fixture(scope="module", params=[(name, tuple(scripts)) for name, scripts in ALONE.items()], ids=list(ALONE))
+def parts():
+    """Yield each framework's quick scripts, and the others as a slow case."""
+    for name, scripts in ALONE.items():
+        quick = tuple(script for script in scripts if script in QUICK)
+        yield pytest.param((name, quick), id=name)
+        if others := tuple(script for script in scripts if script not in QUICK):
+            yield pytest.param((name, others), id=f"{name}, more", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=parts())
 def runs(request, tmp_path_factory):
     name, scripts = request.param
     pytest.importorskip(name)

@@ -50,8 +50,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("in_process", [True, False], ids=["in process", "workers"])
+@pytest.mark.parametrize(
+    ("case", "in_process"),
+    [
+        *((case, True) for case in CASES),
+        # Sets and intervals are computed above the workers, by the same code whatever is in them.
+        *(pytest.param(case, False, marks=[] if case in {"classes", "scaled"} else pytest.mark.slow) for case in CASES),
+    ],
+)
 def test_equal_to_python(tmp_path, case, in_process):
     """In Python, by our client in JSON and binary, and by the protocol's own client."""
     kind, settings = CASES[case]

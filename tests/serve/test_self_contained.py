@@ -22,8 +22,15 @@ LEFT = {"factory": (False, True), "program": (True, False), "both": (True, True)
 NETWORKS = {"one": [{}], "alike": [{}, {}], "unlike": [{"hidden": 4}, {"hidden": 8}]}
 
 
+EXPORTED = {}
+
+
 def program(network):
-    return export_network(network, networks.inputs(7), whose="it")
+    """Return the program of a network; equal ones are exported once."""
+    key = repr(network), *(weight.numpy().tobytes() for weight in network.state_dict().values())
+    if key not in EXPORTED:
+        EXPORTED[key] = export_network(network, networks.inputs(7), whose="it")
+    return EXPORTED[key]
 
 
 @pytest.fixture(scope="module")
