@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 # of the work, whatever the machine's speed; 0 is none.
 SERVER = """
 import json, os, signal, sys
-import torch
+import torch, torch._dynamo  # the second else by every fork, with its first optimizer
 import trainwright.cli.workflow.study_file, trainwright.ensemble, trainwright.report.html
 import trainwright.study.forecast.search_plan
 from trainwright.cli import main

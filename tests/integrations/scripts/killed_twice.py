@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which else every run loads, with its first optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import trainwright as tw
