@@ -22,7 +22,7 @@ from trainwright.report.html import write_report
 from trainwright.report.overview import Overview
 from trainwright.ui.figure_views import FigureViews
 
-CASES = [case if case < 4 else pytest.param(case, marks=pytest.mark.slow) for case in range(20)]
+CASES = [case if case < 2 else pytest.param(case, marks=pytest.mark.slow) for case in range(20)]
 SPLITS = {"selection": 60, "calibration": 40, "test": 30}
 
 
