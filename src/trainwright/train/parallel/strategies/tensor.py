@@ -187,8 +187,9 @@ def _sum_partial(parameter: torch.Tensor) -> None:
 
 _WHOLE_GRADIENT = "replicated_with_grad_allreduce"
 _GATHERED, _SPLIT = "colwise_gather_output", "rowwise_split_input"
-_STYLES = {"colwise": 0, "rowwise": 1, _GATHERED: 0, _SPLIT: 1, _WHOLE_GRADIENT: -1}
-"""The dimension of the weight that each divides."""
+_LATENT = "mla_kv_a_proj"
+_STYLES = {"colwise": 0, "rowwise": 1, _GATHERED: 0, _SPLIT: 1, _WHOLE_GRADIENT: -1, _LATENT: -1}
+"""The dimension of the weight that each divides; -1: none."""
 
 
 def _own_plan(model: nn.Module) -> dict[str, str]:
@@ -234,6 +235,9 @@ def _divide_layer(path: str, layer: nn.Module, parent: nn.Module, style: str, me
     if not isinstance(layer, nn.Linear) or not is_plain(layer):
         raise UnsupportedPlan.of("tensor", f"{path} is no plain nn.Linear; allowed: torch's layer as it is")
     dimension, group = _STYLES[style], mesh.get_group()
+    if style == _LATENT:
+        vars(layer)["forward"] = _Latent(layer, group, int(getattr(parent, "qk_rope_head_dim", 0)))
+        return
     # Of attention, whole heads.
     width = getattr(parent, "head_dim", 1)
     units, rest = divmod(layer.weight.shape[dimension], width if isinstance(width, int) else 1)
@@ -281,6 +285,19 @@ class _SplitRow(_Row):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         world = dist.get_world_size(self._group)
         return super().__call__(take_part(x, self._group, dim=-1, sizes=(x.shape[-1] // world,) * world))
+
+
+class _Latent:
+    """Latent attention's compressed keys and values: its last features are a key that the heads of all ranks share."""
+
+    def __init__(self, layer: nn.Linear, group: dist.ProcessGroup, rotary: int) -> None:
+        self._layer, self._group, self._rotary = layer, group, rotary
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        found = functional.linear(x, self._layer.weight, self._layer.bias)
+        # What is before them goes on through a layer that divides its outputs, which sums its gradient.
+        latent, key = found.split([found.shape[-1] - self._rotary, self._rotary], dim=-1)
+        return torch.cat([latent, copy(key, self._group)], dim=-1)
 
 
 def _summed_over(group: dist.ProcessGroup) -> Callable[[torch.Tensor], torch.Tensor]:
