@@ -97,6 +97,26 @@ def test_a_trial_that_goes_on_has_passed_the_rungs_up_to_its_epoch():
     assert allocator.remaining_epochs(running) == (4 - 2) + 0.5 * (8 - 4)
 
 
+def test_who_tries_growth_first_is_worse_where_both_have_come():
+    """A trial that is an epoch ahead has a lower loss, and is none the better for it: it was worse at the rung."""
+    allocator = allocator_of(MarginalGain(), 4, 4)
+    allocator.estimates.restart_seconds = 1.0
+    allocator.plan(0.0)
+    for at, trial, epoch, loss in (
+        (1000.0, 0, 1, 0.5),
+        (1100.0, 1, 1, 0.6),
+        (2000.0, 0, 2, 0.25),
+        (2200.0, 1, 2, 0.35),
+    ):
+        allocator.note_report(trial, epoch, loss, at)
+        assert allocator.plan(at) == []
+    for trial in (2, 3):
+        allocator.note_ended(trial)
+    allocator.note_report(1, 3, 0.2, 3300.0)
+    allocator.plan(3300.0)
+    assert {trial: running.size for trial, running in allocator.running.items()} == {0: 1, 1: 2}
+
+
 def test_growth_that_is_not_worth_a_restart_does_not_happen():
     allocator = allocator_of(MarginalGain(start=4), 8, 1)
     allocator.estimates.restart_seconds = 10_000.0

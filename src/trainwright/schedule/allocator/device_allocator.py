@@ -45,6 +45,7 @@ class RunningTrial:
     rungs: int = 0  # that it has passed
     rung_epoch: int = 0  # the last of them
     loss: float = float("inf")
+    rung_loss: float = float("inf")  # at the last rung: trials are compared where they have come as far
     epoch_seconds: float | None = None  # on these devices
     start_epoch_seconds: float | None = None  # on the devices of a new trial, of speed 1
     measured_from: tuple[int, float] | None = None  # an epoch and a time, from which to measure
@@ -137,6 +138,8 @@ class DeviceAllocator:
                 )
         running.measured_from = epoch, at
         running.epoch, running.loss, running.replans = epoch, loss, False
+        if not running.rungs or self.rungs[min(running.rungs, len(self.rungs) - 1)] <= epoch:
+            running.rung_loss = loss
         self.touched.add(trial)
         # A report may pass several rungs at once, as after a restart from a late checkpoint.
         while running.rungs < len(self.rungs) and self.rungs[running.rungs] <= epoch:
@@ -237,6 +240,7 @@ class DeviceAllocator:
             return False
         running = RunningTrial(trial=pending.trial, block=block, epoch=pending.epoch)
         running.loss, running.start_epoch_seconds = self._known.pop(pending.trial, (math.inf, None))
+        running.rung_loss = running.loss
         # The first epoch after a restart is longer.
         running.measured_from = None if pending.epoch else (0, self.at)
         running.rungs = bisect(self.rungs, pending.epoch)

@@ -160,7 +160,7 @@ class FinalPhase:
         soonest = min(self._seconds_to_end(allocator, resting, size) for size in _sizes(allocator))
         while soonest + allocator.estimates.restart(start) <= left and allocator.start_next(new=False):
             pass
-        for trial, running in sorted(allocator.preempted.items(), key=lambda item: (-item[1].rungs, item[1].loss)):
+        for trial, running in sorted(allocator.preempted.items(), key=lambda item: (-item[1].rungs, item[1].rung_loss)):
             running.measured_from = None
             fits = (size for size in _sizes(allocator) if size <= allocator.free)
             size = next((size for size in fits if self._seconds_to_end(allocator, running, size) <= left), None)
@@ -192,7 +192,7 @@ class FinalPhase:
 
 
 def _best_first(allocator: DeviceAllocator) -> list[RunningTrial]:
-    return sorted(allocator.running.values(), key=lambda each: (-each.rungs, each.loss, each.trial))
+    return sorted(allocator.running.values(), key=lambda each: (-each.rungs, each.rung_loss, each.trial))
 
 
 def _grow_to(allocator: DeviceAllocator, running: RunningTrial, size: int) -> None:

@@ -341,7 +341,7 @@ class _Planner:
             node = allocator.block_speed(running.block)
             speed *= node
             row = (since, togo, after, chance, alone, running.size, speed, idle, running.replans, running.noise, model)
-            self.rows.put(trial, *row, running.rungs, running.loss, node)
+            self.rows.put(trial, *row, running.rungs, running.rung_loss, node)
         allocator.touched.clear()
 
     def _next_rung_times(self) -> Floats:
