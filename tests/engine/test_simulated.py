@@ -145,6 +145,17 @@ class TestTimes:
         run = simulate(Scheduler(FixedEpochs(10)), setting, trials=4, seed=0)
         assert sorted(hold.end for hold in run.gantt) == [16.0, 16.0, 27.0, 27.0]
 
+    def test_another_number_of_devices_costs_more(self):
+        """The one trial grows at its first report; what it waits for then is its restart and the resize."""
+        times = []
+        for resize in (0.0, 0.5):
+            setting = Simulated(
+                cluster=Cluster(1, 2), task=SMOOTH, task_devices=1, restart_seconds=0.25, resize_seconds=resize
+            )
+            run = simulate(Scheduler(ASHA(max_epochs=10, eta=10), MarginalGain()), setting, trials=1, seed=0)
+            times.append(run.makespan_seconds)
+        assert times == pytest.approx([1 + 0.25 + 9 / 2**0.9, 1 + 0.75 + 9 / 2**0.9])
+
     def test_stragglers_and_drops(self):
         """Stragglers take longer, never less; at a high rate all trials fail, and the run ends."""
         setting = Simulated(cluster=Cluster(4, 1), task=SMOOTH, stragglers=0.5)

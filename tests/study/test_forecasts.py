@@ -7,6 +7,7 @@ import pytest
 import trainwright as tw
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import InputError
+from trainwright.ledger import facts
 from trainwright.study.forecast.forecast import Spread
 
 SPACE = tw.Space(rate=tw.Float(1e-3, 1.0, log=True))
@@ -95,6 +96,28 @@ def test_measured(study):
     empty = tw.Study(SPACE, "min val_loss")
     with pytest.raises(InputError, match="no trial of this study has reported yet"):
         empty.measured(tw.Cluster())
+
+
+def test_what_a_resize_costs_is_measured(study):
+    """Two runs of each trial: its seconds are those on its first devices, the second run tells what changing them took.
+
+    Here the first epoch begins after 10 s, and takes 10 s; on two devices, where it takes 6 s, it begins after 5 s.
+    """
+    times = [(1, 1, 120.0, 11.0, 1.0), (1, 2, 130.0, 21.0, 0.0), (2, 3, 141.0, 9.0, 3.0), (2, 4, 147.0, 15.0, 0.0)]
+    for trial in (0, 1):
+        records = [facts.started(trial, 1, slot=f"{trial}", devices=["0"], resumed_epoch=0)._replace(at=100.0)]
+        for lease, epoch, at, ran, setup in times:
+            if epoch == 3:
+                pause = facts.paused(trial, 1, reason="resized", epoch=2, values={}, wall_seconds=21.0)
+                start = facts.started(trial, 2, slot=f"{trial}+", devices=["0", "1"], resumed_epoch=2)
+                records += [pause._replace(at=130.0), start._replace(at=130.0)]
+            said = {"step": None, "metrics": {"val_loss": 1.0 / epoch}, "wall_seconds": ran, "setup_seconds": setup}
+            records.append(facts.reported(trial, lease, epoch=epoch, **said)._replace(at=at))
+        for number, record in enumerate(records):
+            study.state.apply(record._replace(writer=f"w{trial}", seq=number))
+    engine = study.measured(tw.Cluster(1, 2))
+    assert [seconds.tolist() for seconds in engine.task.seconds] == [[10.0, 20.0, 30.0, 40.0]] * 2
+    assert (engine.process_seconds, engine.restart_seconds, engine.resize_seconds) == (10.0, 0.0, 5.0)
 
 
 def train(trial):

@@ -134,7 +134,7 @@ def test_any_rule_under_any_policy(policy, rule):
 def test_what_a_move_costs_is_learnt(monkeypatch):
     """Of each way of a trial to its devices; the start of a new one counts."""
     restarts = []
-    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
+    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds, **_kind: restarts.append((size, seconds)))
     with make() as study:
         run(study, EAGER, Steps(8), tw.ASHA(max_epochs=32, min_epochs=2, eta=4))
     assert {1} < dict(restarts).keys() <= {1, 2, 4, 8}
@@ -210,7 +210,7 @@ def test_a_start_is_measured_at_the_first_report(monkeypatch):
     """From its launch until the function was entered; with the second report, what its first epoch took longer."""
     now, restarts = [0.0], []
     monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
+    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds, **_kind: restarts.append((size, seconds)))
     device_allocator = DeviceAllocator(
         EAGER, Source([0, 1]), EAGER.free_slots(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,)
     )
@@ -230,11 +230,33 @@ def test_a_start_is_measured_at_the_first_report(monkeypatch):
     assert device_allocator.running[0].epoch_seconds == 20.0
 
 
+def test_what_a_later_start_will_not_cost_does_not_count(monkeypatch):
+    """The first start on a device waits for a process; the set-up before the first epoch is part of each."""
+    now = [0.0]
+    monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
+    device_allocator = DeviceAllocator(
+        EAGER, Source([0, 1]), EAGER.free_slots(1, 1), slots=1, rungs=(4, 8), survival=lambda _: (0.5,)
+    )
+    allocator = Allocator()
+    allocator.device_allocator, estimates = device_allocator, device_allocator.estimates
+    allocator.plan()
+    assert estimates.restart(1) == 30.0
+    now[0] = 40.0
+    allocator.note_report(0, 1, 0.5, 24.0, 4.0)
+    assert device_allocator.running[0].epoch_seconds == 20.0
+    assert (estimates.restart(1), estimates.restart(2)) == (20.0, 20.0)
+    allocator.release(0)
+    allocator.plan()
+    now[0] = 65.0
+    allocator.note_report(1, 1, 0.5, 24.0, 4.0)
+    assert (estimates.restart(1), estimates.restart(2)) == (5.0, 5.0)
+
+
 def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
     """It trains old epochs again after a move: they tell how long its start took, and nothing of its loss."""
     now, restarts = [0.0], []
     monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
+    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds, **_kind: restarts.append((size, seconds)))
     device_allocator = DeviceAllocator(
         EAGER, Source([0]), EAGER.free_slots(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,)
     )

@@ -317,7 +317,9 @@ def _reported(trial: TrialState, record: Record) -> None:
     lease, epoch, seconds = lease or 1, body["epoch"], body["wall_seconds"]
     before = trial.reports.get(epoch)
     if before is None or lease > before.lease:
-        trial.reports[epoch] = _report((epoch, body["step"], _metrics(body["metrics"]), seconds, lease, at))
+        trial.reports[epoch] = _report(
+            (epoch, body["step"], _metrics(body["metrics"]), seconds, lease, at, body.get("setup_seconds", 0.0))
+        )
         trial.epoch = max(trial.epoch, epoch)
     held = trial.leases.get(lease) or _lease(trial, record)
     # Its `started` may be damaged.

@@ -110,6 +110,7 @@ KINDS: Mapping[str, RecordKind] = MappingProxyType(
             Field("step", optional(whole()), "optimizer steps done"),
             Field("metrics", types.NUMBERS, "by name"),
             _WALL,
+            Field("setup_seconds", seconds(), "of these, before its first epoch", required=False),
         ),
         "checkpointed": _kind(
             "a checkpoint is there",

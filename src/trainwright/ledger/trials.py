@@ -60,7 +60,10 @@ class Exploit(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The metrics of one epoch (from 1); `wall_seconds` counts from the start of `lease`, `at` is wall time (s)."""
+    """The metrics of one epoch (from 1); `wall_seconds` counts from the start of `lease`, `at` is wall time (s).
+
+    `setup_seconds` of them passed before the first epoch of the lease: imports, the model, its state.
+    """
 
     epoch: int
     step: int | None
@@ -68,6 +71,7 @@ class Report(NamedTuple):
     wall_seconds: float
     lease: int
     at: float
+    setup_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

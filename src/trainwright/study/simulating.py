@@ -16,6 +16,7 @@ from trainwright.engine.simulated.table import Table
 from trainwright.errors import StudyError
 from trainwright.ledger import Objective, State, TrialState
 from trainwright.ledger.objectives import losses_of
+from trainwright.ledger.trials import Report
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import Searcher
 from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts
@@ -79,7 +80,7 @@ class Simulating(Inspecting):
 def _measure_study(state: State, cluster: Cluster) -> Simulated:
     """Return the simulated cluster of a study's own curves, times of epochs and times of restarts."""
     objectives = [outcome for outcome in state.outcomes if isinstance(outcome, Objective)]
-    curves, times, params, restarts = [], [], [], []
+    curves, times, params, restarts, resizes = [], [], [], [], list[float]()
     gaps, firsts = _measure_gaps(state)
     processes = []
     for number in sorted(state.trials):
@@ -87,8 +88,9 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
         losses = [losses_of(objectives, trial.reports[epoch].metrics) for epoch in sorted(trial.reports)]
         if not losses:
             continue
-        seconds, starts = _measure_epochs(trial)
+        seconds, starts, changes = _measure_epochs(trial)
         restarts.append(starts)
+        resizes += changes
         if number in firsts and len(seconds) > 1:
             # What its first epoch took longer, such as imports, is the new process's.
             processes.append(firsts[number] + starts[0])
@@ -113,6 +115,7 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
     costs = [cost for _, *later in restarts for cost in later] or [first for first, *_ in restarts]
     # Without checkpoints every restart began at the first epoch, and will in the simulation.
     again = [lease for lease in leases if lease.number > 1]
+    restart = start + median(costs)
     return Simulated(
         cluster=cluster,
         task=Table(
@@ -124,7 +127,8 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
         ),
         task_devices=mode([max(1, len(lease.devices)) for lease in leases]),
         start_seconds=start,
-        restart_seconds=start + median(costs),
+        restart_seconds=restart,
+        resize_seconds=max(0.0, median(resizes or [restart]) - restart),
         process_seconds=max(0.0, median(processes or [0.0]) - start),
         resume=not again or any(lease.resumed_epoch for lease in again),
     )
@@ -137,20 +141,33 @@ def _make_finite(curve: np.ndarray) -> np.ndarray:
     return finite
 
 
-def _measure_epochs(trial: TrialState) -> tuple[list[float], list[float]]:
-    """Return the seconds of each epoch, and how much longer than most the first epoch of each run took.
+def _measure_epochs(trial: TrialState) -> tuple[list[float], list[float], list[float]]:
+    """Return the seconds of each epoch, how much longer than most the first epoch of each run took, and resizes.
 
-    The first epoch after a restart counts as long as most, as the start is part of it.
+    The first epoch after a restart counts as long as most, as the start is part of it; so does every epoch on another
+    number of devices than at first, whose runs are told of by the seconds of their resizes.
     """
     reports = [trial.reports[epoch] for epoch in sorted(trial.reports)]
-    runs = [[report.wall_seconds for report in run] for _, run in groupby(reports, key=attrgetter("lease"))]
-    seconds = [np.diff(run, prepend=0.0) for run in runs]
+    runs = [list(run) for _, run in groupby(reports, key=attrgetter("lease"))]
+    leases = [trial.leases[run[0].lease] for run in runs]
+    seconds = [np.diff([report.wall_seconds for report in run], prepend=run[0].setup_seconds) for run in runs]
+    alike = [len(lease.devices) == len(leases[0].devices) for lease in leases]
     # Later runs begin with a short epoch where their process has imported everything.
-    usual = float(np.median(np.concatenate(seconds)[1:] if len(reports) > 1 else seconds[0]))
-    firsts = [max(0.0, float(run[0]) - usual) for run in seconds]
-    for run in seconds[1:]:
-        run[0] = usual
-    return np.maximum(1e-9, np.concatenate(seconds)).tolist(), firsts
+    known = np.concatenate([run for run, same in zip(seconds, alike, strict=True) if same])
+    usual = float(np.median(known[1:] if len(known) > 1 else known))
+    firsts, resizes = [], []
+    for run, own, lease, same in zip(runs, seconds, leases, alike, strict=True):
+        longer = max(0.0, float(own[0] - (usual if same else np.median(own[1:] if len(own) > 1 else own))))
+        before = trial.leases.get(lease.number - 1)
+        if before is not None and before.end is not None and before.end.reason == "resized":
+            resizes.append(max(0.0, _began(run[0]) - before.end.at) + longer)
+        if same:
+            firsts.append(longer)
+        if not same:
+            own[:] = usual
+        elif run is not runs[0]:
+            own[0] = usual
+    return np.maximum(1e-9, np.concatenate(seconds)).tolist(), firsts, resizes
 
 
 def _measure_gaps(state: State) -> tuple[list[float], dict[int, float]]:
@@ -163,14 +180,20 @@ def _measure_gaps(state: State) -> tuple[list[float], dict[int, float]]:
     for trial in state.trials.values():
         for lease in trial.leases.values():
             reports = [report for report in trial.reports.values() if report.lease == lease.number]
-            if reports:
+            # What a change of its devices takes is told by the trial.
+            if reports and len(lease.devices) == len(trial.leases[min(trial.leases)].devices):
                 # By the clock of the reports: a lease's own start includes the wait for its process.
-                began = min(report.at - report.wall_seconds for report in reports)
+                began = _began(min(reports))
                 ended, started = max(report.at for report in reports), lease.started_at or began
                 runs.setdefault((lease.writer, lease.slot), []).append((began, ended, started, trial.number))
     pairs = [pair for each in runs.values() for pair in pairwise(sorted(each))]
     firsts = {trial: max(0.0, began - started) for began, _, started, trial in map(min, runs.values())}
     return [max(0.0, after[0] - before[1]) for before, after in pairs], firsts
+
+
+def _began(report: Report) -> float:
+    """Return when the first epoch of a run began, by its first report."""
+    return report.at - report.wall_seconds + report.setup_seconds
 
 
 _STUDIES = 10

@@ -61,6 +61,7 @@ class Trial:
     _warned: bool = field(default=False, init=False, repr=False)
     _waiting: list[Record] = field(default_factory=list, init=False, repr=False)
     _started: float = field(default_factory=lambda: time.monotonic(), init=False, repr=False)  # noqa: PLW0108 -- as it is then
+    _setup_seconds: float | None = field(default=None, init=False, repr=False)  # until the first of `epochs`
     _last: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
     # At a report, by the study.
     _told_to_end: bool = field(default=False, init=False, repr=False)
@@ -125,6 +126,8 @@ class Trial:
             )
         if self.max_epochs is not None:
             last = min(last, self.max_epochs)
+        if self._setup_seconds is None:
+            self._setup_seconds = time.monotonic() - self._started
         for epoch in range(self._epoch + 1, last + 1):
             self._in_work = epoch
             self._begin_epoch(epoch)
@@ -170,10 +173,11 @@ class Trial:
             wait_for_ranks()
         if self._run is not None:
             self._run.end_epoch()
-        seconds = time.monotonic() - self._started
-        record = facts.reported(
-            self.number, self.assignment.lease, epoch=at, step=steps, metrics=numbers, wall_seconds=seconds
-        )
+        said: dict[str, Any] = {"step": steps, "metrics": numbers, "wall_seconds": time.monotonic() - self._started}
+        # With the first report of the run.
+        if self._setup_seconds:
+            said["setup_seconds"], self._setup_seconds = self._setup_seconds, 0.0
+        record = facts.reported(self.number, self.assignment.lease, epoch=at, **said)
         self._reported = at
         self._pass_epoch(at)
         checkpoints = self._checkpoints

@@ -14,7 +14,6 @@ from trainwright.validators import Validator, flag, integer, number, optional
 
 __all__ = ["GoodputScaling", "Scaling", "Simulated", "SimulationLimits"]
 
-
 _FUNCTION = Validator(callable, "a function")
 _NOT_NEGATIVE = number(minimum=0)
 _CURVE = Validator(
@@ -129,11 +128,11 @@ class Simulated(Settings, error=EngineError):
     The seconds of the task are those on `task_devices` devices (None: on those of a new trial, the fewest of all
     schedulers that are compared); on others `scaling` says how fast a trial is. A new trial trains after
     `start_seconds`, and `process_seconds` later on devices that nobody has used yet, where a process starts and imports
-    its packages; `restart_seconds` is the cost of going on elsewhere. `stragglers` s makes each run of a trial
-    1 + |z| times as long, z normal with spread s; `drops_per_second` is the rate at which it fails. Nodes fail after
-    `node_mtbf_seconds` on average (None: never) and are back `repair_seconds` later; what ran there goes on from its
-    last epoch, with the devices of a new trial. Unless trials `resume`, whoever goes on trains again from the first
-    epoch. Every draw is a function of the seed, the trial and its run.
+    its packages; going on elsewhere costs `restart_seconds`, on another number of devices `resize_seconds` more.
+    `stragglers` s makes each run of a trial 1 + |z| times as long, z normal with spread s; `drops_per_second` is the
+    rate at which it fails. Nodes fail after `node_mtbf_seconds` on average (None: never) and are back `repair_seconds`
+    later; what ran there goes on from its last epoch, with the devices of a new trial. Unless trials `resume`, whoever
+    goes on trains again from the first epoch. Every draw is a function of the seed, the trial and its run.
     """
 
     cluster: Cluster
@@ -142,6 +141,7 @@ class Simulated(Settings, error=EngineError):
     scaling: Scaling | GoodputScaling = field(default_factory=Scaling)
     start_seconds: Annotated[float, _NOT_NEGATIVE, "until a new trial trains"] = 0.0
     restart_seconds: Annotated[float, _NOT_NEGATIVE, "to continue elsewhere"] = 30.0
+    resize_seconds: Annotated[float, _NOT_NEGATIVE, "more, on another number of devices"] = 0.0
     process_seconds: Annotated[float, _NOT_NEGATIVE, "until a process of a new device is there"] = 0.0
     resume: Annotated[bool, flag(), "continue from the last epoch"] = True
     stragglers: Annotated[float, _NOT_NEGATIVE, "spread of how much longer a run takes"] = 0.0

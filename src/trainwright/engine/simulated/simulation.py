@@ -383,13 +383,11 @@ class _Simulation:
             trial.luck = 1 / (1 + abs(self.setting.stragglers * self.luck.at(trial.number, trial.runs)))
         cost = self.setting.start_seconds
         if trial.started:
-            cost = self.setting.restart_seconds
-            if not self.setting.resume:
-                trial.checkpoint = 0
-        trial.started = True
-        cost += 0.0 if self.used.issuperset(running.block) else self.setting.process_seconds
+            cost = self.setting.restart_seconds + self.setting.resize_seconds * (size != trial.size)
+            trial.checkpoint *= self.setting.resume
+        trial.started, trial.size, trial.first = True, size, not self.used.issuperset(running.block)
         self.used.update(running.block)
-        trial.start_cost, trial.began_at = cost, trial.checkpoint
+        trial.start_cost = cost = cost + self.setting.process_seconds * trial.first
         self._train_on(trial, self.clock + cost)
         running.measured_from = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:
@@ -432,8 +430,10 @@ class _Simulation:
     def _note_training(self, trial: SimulatedTrial, epoch: int) -> None:
         size = len(self.device_allocator.running[trial.number].block)
         self.study.trained_seconds += trial.seconds(epoch) * size
-        if (cost := trial.learn_start(epoch, self.setting.process_seconds, self.setting.restart_seconds)) is not None:
-            self.device_allocator.estimates.saw_restart(size, cost)
+        if trial.start_cost:
+            # A restart takes no less than it does.
+            cost, trial.start_cost = max(self.setting.restart_seconds, trial.start_cost), 0.0
+            self.device_allocator.estimates.saw_restart(size, cost, first=trial.first)
         trial.checkpoint = epoch
         self._halt_trial(trial)
         self.setting.scaling.measure(self.device_allocator, trial.number, trial.batch, epoch)

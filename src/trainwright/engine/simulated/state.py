@@ -98,21 +98,9 @@ class SimulatedTrial:
     luck: float = 1.0
     batch: int = 0  # by goodput
     until: int = 0  # the epoch of its next event
-    start_cost: float = 0.0  # seconds of its latest start
-    began_at: int = 0  # the epoch at which it started
-
-    def learn_start(self, epoch: int, process_seconds: float, restart_seconds: float) -> float | None:
-        """Return what a study learns of a restart from the latest start as an epoch is reported, None if nothing more.
-
-        The first report tells what passed before the function was entered, the second what its imports took, too; a
-        restart takes no less than it does.
-        """
-        if not self.start_cost:
-            return None
-        first = epoch == self.began_at + 1
-        cost = max(restart_seconds, self.start_cost - (process_seconds if first else 0.0))
-        self.start_cost = self.start_cost if first else 0.0
-        return cost
+    start_cost: float = 0.0  # seconds of its latest start, until a report tells of them
+    size: int = 0  # devices there
+    first: bool = False  # on one of them a process was started
 
     def seconds(self, epoch: int) -> float:
         """Return the seconds from its checkpoint to the end of an epoch."""

@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 
 _PRIOR_WEIGHT = 0.02
 """Of what is believed of a step before it was measured, beside a measured one."""
+_ALL, _FIRST = 0, -1
+"""Instead of a number of devices: restarts onto any, and those for which processes had to be started."""
 _MOST_DOUBLINGS = 6
 """Of the loader's batch."""
 
@@ -136,7 +138,8 @@ class Estimates:
     The prior of the speed is that of a batch that is held, in the step times of Sia (SOSP 2023): .25 to .56. Measured,
     a speed-up is the median of those at that `m`, or follows the slope of the nearest measured ones; a restart the
     0.9-quantile of those onto so many devices (of all, while there are none). In a study the start of a new trial
-    counts as a restart. Where trials choose their batch by goodput, its model says what devices are worth: `goodputs`
+    counts as a restart; one that waited for the first process of a device counts only while there was no other, as no
+    later one will. Where trials choose their batch by goodput, its model says what devices are worth: `goodputs`
     has one for each batch of a loader, and ratios are of `start` devices.
     """
 
@@ -188,7 +191,7 @@ class Estimates:
 
     def restart(self, size: int) -> float:
         """Return the seconds that a restart onto `size` devices takes."""
-        measured = self._restarts.get(size) or self._restarts.get(0)
+        measured = self._restarts.get(size) or self._restarts.get(_ALL) or self._restarts.get(_FIRST)
         return measured[len(measured) * 9 // 10] if measured else self.restart_seconds
 
     def saw_epochs(self, seconds: float, epochs: int = 1) -> None:
@@ -209,10 +212,10 @@ class Estimates:
         insort(measured, speedup)
         self._curve[ratio] = measured[len(measured) // 2]
 
-    def saw_restart(self, size: int, seconds: float) -> None:
-        """Note a restart onto `size` devices."""
-        insort(self._restarts.setdefault(size, []), seconds)
-        insort(self._restarts.setdefault(0, []), seconds)
+    def saw_restart(self, size: int, seconds: float, *, first: bool = False) -> None:
+        """Note a restart onto `size` devices, to one of which it was the `first`."""
+        for key in (_FIRST,) if first else (size, _ALL):
+            insort(self._restarts.setdefault(key, []), seconds)
 
 
 def interpolate_speedup(curve: Mapping[float, float], factor: float, alpha: float) -> float:

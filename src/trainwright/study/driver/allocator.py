@@ -39,7 +39,8 @@ class Allocator:
         self.launches: list[Launch] = []
         """What is to start on other devices at once."""
         self._left_at: dict[int, float] = {}  # trials on their way to their devices
-        self._arrived: dict[int, tuple[float, float]] = {}  # those that reported there: start, and an epoch's seconds
+        self._arrived: dict[int, tuple[float, float, bool]] = {}  # those that reported there: see note_report
+        self._used: set[int] = set()  # slots on which a trial has trained: there is a process
         self._withdrawn: set[int] = set()  # slots of lost nodes
 
     # What the policy decides.
@@ -78,19 +79,20 @@ class Allocator:
         if record.kind == "note" and record.body["name"] == "goodput":
             self.device_allocator.note_goodput(trial, record.body["value"])
 
-    def note_report(self, trial: int, epoch: int, loss: float, ran: float) -> None:
-        """Note a report, `ran` seconds after the training function was entered."""
+    def note_report(self, trial: int, epoch: int, loss: float, ran: float, setup: float = 0.0) -> None:
+        """Note a report, `ran` seconds after the training function was entered and began to `setup` its first epoch."""
         if not self.device_allocator.measures:
             return
         running, estimates = self.device_allocator.running[trial], self.device_allocator.estimates
         now = time.monotonic()
-        start = None
+        start, first = None, False
         if (since := self._left_at.pop(trial, None)) is not None:
-            # The first report after a start: what passed before the function was entered is the cost of a start.
-            entered = max(since, now - ran)
-            start = entered - since
+            # The first report after a start: what passed before the first epoch is its cost, as far as that is known.
+            entered = max(since, now - ran + setup)
+            start, first = entered - since, not self._used.issuperset(running.block)
+            self._used.update(running.block)
             running.measured_from = min(running.epoch, epoch - 1), entered
-            estimates.saw_restart(len(running.block), start)
+            estimates.saw_restart(len(running.block), start, first=first)
         if epoch <= running.epoch:
             # Trained before, for want of a checkpoint: this report tells of time only.
             running.measured_from = epoch, now
@@ -98,12 +100,11 @@ class Allocator:
         self.device_allocator.note_report(trial, epoch, loss, now)
         seconds = running.epoch_seconds or 0.0
         if start is not None:
-            self._arrived[trial] = start, seconds
+            self._arrived[trial] = start, seconds, first
         elif trial in self._arrived:
-            # Models and data are made ready in the first epoch: what it took longer than the second belongs to the
-            # start as well.
-            start, first = self._arrived.pop(trial)
-            estimates.saw_restart(len(running.block), start + max(0.0, first - seconds))
+            # What the first epoch took longer than the second belongs to the start as well.
+            start, before, first = self._arrived.pop(trial)
+            estimates.saw_restart(len(running.block), start + max(0.0, before - seconds), first=first)
 
     def decide(self, trial: int) -> bool:
         """Return whether a trial that has just reported, and continues, does so where it is."""

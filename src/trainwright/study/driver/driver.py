@@ -318,7 +318,8 @@ class Driver:
             return False
         epoch, first, device_allocator = report.body["epoch"], self.log.objectives[0], self.allocator.device_allocator
         loss = first.loss(float(report.body["metrics"][first.metric]))
-        self.allocator.note_report(number, epoch, loss, report.body["wall_seconds"])
+        setup = report.body.get("setup_seconds", 0.0)
+        self.allocator.note_report(number, epoch, loss, report.body["wall_seconds"], setup)
         continues = isinstance(run.verdict, Continue)
         if not continues or self._is_last(epoch):
             device_allocator.changed = None
