@@ -1,11 +1,13 @@
 """The simulator beside real runs on Local, Ray and Slurm: four devices, epochs that sleep, makespans of both.
 
-Processes, groups, checkpoints and moves are real; an epoch on m devices sleeps 1 / m^0.9 of one on a single device, so
-that any machine will do. Successive halving decides, for which it does not matter who reports first: under ASHA the
-same study took 58 s one time and 82 s the other, as other trials went on. The loss is a formula of the trial and the
-epoch. What the simulator is told of an engine (how long a process, a start and a restart take, and an epoch beside its
-sleep) is what `study.measured` says of another, short study on that engine; nothing is fitted to the runs that are
-compared. Slurm is a controller and two daemons on this machine, whose tasks form a gang of two nodes.
+Processes, groups, checkpoints and moves are real; an epoch sleeps as long as Sia's traces say of ImageNet on 1, 2 and 4
+times the devices with the batch held (SOSP 2023), so that any machine will do. Successive halving decides, for which it
+does not matter who reports first: under ASHA the same study took 58 s one time and 82 s the other, as other trials went
+on. The loss is a formula of the trial and the epoch. What the simulator is told of an engine (how long a process, a
+start, a restart and a resize take, and an epoch beside its sleep) is what `study.measured` says of another, short study
+on that engine; nothing is fitted to the runs that are compared. Slurm is a controller and two daemons on this machine,
+whose tasks form a gang of two nodes. `in_order`: of the `pairs` of policies that are more than a twentieth apart in the
+simulation, how many were in the same order for real.
 
     python benchmarks/schedule/real.py --json [--engines local ray slurm] [--epoch-seconds 8] [--trials 8]
 """
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks._report import add_arguments, finish_table, progress
-from benchmarks.schedule.sleeping import ALPHA, loss
+from benchmarks.schedule.sleeping import SPEED, loss
 
 import trainwright as tw
 from trainwright.engine.simulated.settings import Scaling
@@ -36,7 +39,8 @@ __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES, EPOCHS = 4, 8
-POLICIES: dict[str, dict[str, Any]] = {"Fixed": {}, "MarginalGain": {}}
+APART = 1.05
+POLICIES = ("Fixed", "Doubling", "MarginalGain")
 HEADER = ("engine", "policy", "trials", "measured, s", "simulated, s", "error", "full", "moves")
 STUDY = """\
 [study]
@@ -107,7 +111,7 @@ def compare(study: tw.Study, policy: str, known: tw.Simulated) -> tuple[float, f
         seconds=tuple(np.arange(1, EPOCHS + 1) * (t.params["seconds"] + max(0.0, beside)) for t in trials),
         in_order=True,
     )
-    setting = replace(known, task=task, scaling=Scaling(alpha=ALPHA))
+    setting = replace(known, task=task, scaling=Scaling(curve=SPEED))
     run = simulate(scheduler(policy), setting, trials=len(trials), seed=study.seed)
     full = sum(trial.epoch == EPOCHS for trial in trials)
     return ended - began, run.makespan_seconds, full, len(leases) - len(trials)
@@ -118,12 +122,12 @@ def measure(
 ) -> list[list[str]]:
     """Return the rows of an engine."""
     first = run_study(
-        engine, launcher, seed=1, trials=8, least=0.7, most=1.4, epochs=4, policy="Fixed"
-    )  # pauses and restarts, too
+        engine, launcher, seed=1, trials=8, least=1.4, most=2.8, epochs=8, policy="MarginalGain"
+    )  # pauses, restarts and growth, too
     shape = (2, DEVICES // 2) if engine == "slurm" else (1, DEVICES)
     known = first.measured(tw.Cluster(*shape))
-    costs = f"process {known.process_seconds:.2f}, start {known.start_seconds:.2f}, restart {known.restart_seconds:.2f}"
-    progress(f"{engine}: {costs}")
+    costs = {name: getattr(known, f"{name}_seconds") for name in ("process", "start", "restart", "resize")}
+    progress(f"{engine}: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in costs.items()))
     rows = []
     for policy in POLICIES:
         study = run_study(
@@ -166,6 +170,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         key = f"{engine}_{policy}".lower()
         numbers |= {f"{key}_measured_seconds": float(measured), f"{key}_simulated_seconds": float(simulated)}
         numbers[f"{key}_error"] = float(simulated) / float(measured) - 1
+    for engine in arguments.engines:
+        # Of each pair of policies: simulated seconds, then measured ones.
+        times = [(float(row[4]), float(row[3])) for row in rows if row[0] == engine]
+        pairs = [(a, b) for a, b in permutations(times, 2) if a[0] > APART * b[0]]
+        numbers |= {f"{engine}_pairs": len(pairs), f"{engine}_in_order": sum(a[1] > b[1] for a, b in pairs)}
     numbers["makespan_error_worst"] = max(abs(value) for key, value in numbers.items() if key.endswith("_error"))
     return finish_table("schedule_real", arguments, HEADER, rows, numbers, epoch_seconds=arguments.epoch_seconds)
 
