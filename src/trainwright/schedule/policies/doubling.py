@@ -121,19 +121,9 @@ class _Planner:
                     wish.until = allocator.at + (self.policy.wait_seconds or now - then)
                 # Wait for the full size until waiting costs more than growth saves; then take what there is.
                 late = allocator.at >= wish.until
-                smaller = (
-                    [
-                        smaller_size
-                        for smaller_size in allocator.sizes()
-                        if len(wish.running.block) < smaller_size < size
-                    ]
-                    if late
-                    else []
-                )
-                if (
-                    not any(allocator.resize(wish.running, smaller_size) for smaller_size in (size, *reversed(smaller)))
-                    and not late
-                ):
+                have = len(wish.running.block)
+                smaller = [each for each in allocator.sizes() if late and have < each < size]
+                if not any(allocator.resize(wish.running, each) for each in (size, *reversed(smaller))) and not late:
                     return
             del self.wishes[0]
 

@@ -57,18 +57,9 @@ def shrink_back(allocator: DeviceAllocator, running: RunningTrial) -> bool:
     work, start = allocator.remaining_epochs(running), allocator.policy.start
     # Measured epochs say that growth did not pay on these devices, whatever was believed before.
     smaller = [size for size in allocator.sizes() if start <= size < len(running.block)]
+    estimates, alone = allocator.estimates, running.start_epoch_seconds / allocator.block_speed(running.block)
     # The expected end on each smaller size, restart included.
-    ends = [
-        (
-            work
-            * running.start_epoch_seconds
-            / allocator.estimates.speedup(size / start)
-            / allocator.block_speed(running.block)
-            + allocator.estimates.restart(size),
-            size,
-        )
-        for size in smaller
-    ]
+    ends = [(work * alone / estimates.speedup(size / start) + estimates.restart(size), size) for size in smaller]
     if not ends or work * running.epoch_seconds <= MARGIN * min(ends)[0]:
         return False
     return allocator.resize(running, min(ends)[1])
