@@ -11,8 +11,6 @@ import trainwright as tw
 from trainwright.errors import InputError
 from trainwright.integrations.wandb import export_wandb
 
-pytest.importorskip("wandb")
-
 
 def train(trial):
     for epoch in trial.epochs():
@@ -23,6 +21,7 @@ def train(trial):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
+    pytest.importorskip("wandb")
     folder = tmp_path_factory.mktemp("wandb") / "study"
     with tw.Study(tw.Space(x=tw.Float(1, 2)), "min loss", directory=folder, seed=0) as made:
         made.run(train, trials=2, scheduler=tw.FixedEpochs(2), engine=tw.Local(workers=0), progress=False)

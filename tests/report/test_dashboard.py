@@ -15,8 +15,6 @@ import pytest
 from trainwright.integrations.optuna.journal import export_optuna_journal
 from trainwright.report.exports import FinishedTrials
 
-pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is absent; pip install optuna-dashboard")
-
 pytestmark = [pytest.mark.slow, pytest.mark.outside("optuna-dashboard"), pytest.mark.timeout(300)]
 
 
@@ -28,6 +26,7 @@ def get(url):
 @pytest.fixture
 def dashboard(asha, tmp_path):
     """Return the address of a dashboard over the journal of a study of 60 trials."""
+    pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is absent; pip install optuna-dashboard")
     journal = export_optuna_journal(asha, tmp_path / "journal.log")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 
 from served_networks import ensemble, inputs
 
@@ -21,6 +20,7 @@ X = inputs(50)
 
 @pytest.fixture(scope="module")
 def ray_here():
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
     import ray
 
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
