@@ -10,7 +10,16 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "all_to_all_counts", "copy", "sum_over_ranks", "take_part"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_counts",
+    "copy",
+    "divide_gradient",
+    "sum_over_ranks",
+    "take_part",
+]
 
 Group = dist.ProcessGroup
 # Renamed in torch 2.13; 2.11 knows the old names only.
@@ -58,6 +67,11 @@ def copy(whole: torch.Tensor, group: Group) -> torch.Tensor:
     return _Exchange.apply(whole, _as_it_is, _sum_terms, (group,))  # type: ignore[no-any-return]
 
 
+def divide_gradient(whole: torch.Tensor, by: int) -> torch.Tensor:
+    """Return a tensor for samples of as many ranks: backward, its gradient is that of the mean over their losses."""
+    return _Exchange.apply(whole, _as_it_is, torch.div, (by,))  # type: ignore[no-any-return]
+
+
 def sum_over_ranks(term: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum over the ranks, for ranks that do different things with it: backward, gradients are summed too."""
     return _Exchange.apply(term, _sum_terms, _sum_terms, (group,))  # type: ignore[no-any-return]
@@ -78,7 +92,7 @@ class _Exchange(Function):
         return ctx.back(gradient, *ctx.settings), None, None, None
 
 
-def _as_it_is(tensor: torch.Tensor, _: Group) -> torch.Tensor:
+def _as_it_is(tensor: torch.Tensor, _: Group | int) -> torch.Tensor:
     return tensor.view_as(tensor)
 
 

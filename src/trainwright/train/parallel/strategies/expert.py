@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import divided, marked
-from trainwright.train.parallel.collectives import all_reduce, all_to_all, all_to_all_counts, copy
+from trainwright.train.parallel.collectives import all_reduce, all_to_all, all_to_all_counts, copy, divide_gradient
 from trainwright.train.parallel.recompute.run_context import has_hooks
 from trainwright.train.parallel.recompute.trees import local_tensor
 
@@ -79,17 +79,16 @@ class _Experts:
         self._module = module
         # FSDP makes a class of its own of it.
         self._class = type(module)
-        self._group, self._tensor = (
-            mesh.get_group(axis) if axis in (mesh.mesh_dim_names or ()) else None for axis in ("expert", "tensor")
-        )
-        self._ranks, self._copies = mesh.size() // _size(self._tensor), _size(self._tensor)
+        groups = {axis: mesh.get_group(axis) for axis in mesh.mesh_dim_names or ()}
+        self._group, self._tensor = groups.get("expert"), groups.get("tensor")
+        self._copies = 1 if self._tensor is None else dist.get_world_size(self._tensor)
+        self._ranks = mesh.size() // self._copies
 
     def __call__(self, tokens: torch.Tensor, visited: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        width, visits = tokens.shape[-1], visited.shape[-1]
         experts = visited.reshape(-1)
         if self._tensor is not None:
             tokens, weights = copy(tokens, self._tensor), copy(weights, self._tensor)
-        rows = tokens.reshape(-1, width)
+        rows = tokens.reshape(-1, tokens.shape[-1])
         counts = torch.zeros(int(self._module.num_experts), dtype=torch.int64, device=tokens.device)  # type: ignore[arg-type]
         counts.index_add_(0, experts, torch.ones_like(experts, dtype=torch.int64))
         # Sorted by expert, so by the rank that has it.
@@ -101,10 +100,10 @@ class _Experts:
             order = order[experts[order] // counts.shape[-1] % self._copies == place]
             counts = counts[:, place]
         counts = counts.reshape(self._ranks, -1).contiguous()
-        whose = order // visits
+        whose = order // visited.shape[-1]
         back = self._visit(rows[whose], counts, weights.dtype)
-        weighted = back * weights.reshape(-1)[order, None]
-        found = torch.zeros_like(rows).index_add(0, whose, weighted.to(rows.dtype))
+        back = back * weights.reshape(-1)[order, None]
+        found = torch.zeros_like(rows).index_add(0, whose, back.to(rows.dtype))
         if self._tensor is not None:
             found = all_reduce(found, self._tensor)
         # FSDP warns of views.
@@ -126,34 +125,16 @@ class _Experts:
         """Return what this rank's experts make of rows, each of one expert."""
         module = self._module
         parts = {
-            name: _OverRanks.apply(local_tensor(each), self._ranks)
+            name: divide_gradient(local_tensor(each), self._ranks)
             for name, each in module.named_parameters(recurse=False)
         }
         # Other ranks wait for what goes back in the backward pass, also where no token came.
         if not len(rows):
             return _NoRows.apply(rows, *parts.values())  # type: ignore[no-any-return]
-        # The module with this rank's weights, and as many experts.
         own = self._class.__new__(self._class)
         vars(own).update({**vars(module), **parts, "_parameters": {}, "num_experts": len(next(iter(parts.values())))})
         weights = torch.ones(len(rows), 1, dtype=weight_dtype, device=rows.device)
         return self._class.forward(own, rows, experts[:, None], weights)  # type: ignore[no-any-return]
-
-
-def _size(group: dist.ProcessGroup | None) -> int:
-    return 1 if group is None else dist.get_world_size(group)
-
-
-class _OverRanks(Function):
-    """Weights for tokens of all ranks: the gradient is divided by their number, as that of a mean over their losses."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, ranks: int) -> torch.Tensor:
-        ctx.ranks = ranks
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient / ctx.ranks, None
 
 
 class _NoRows(Function):

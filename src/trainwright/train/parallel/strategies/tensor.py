@@ -36,10 +36,10 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, experts: DeviceMesh | N
     if there is nothing to divide, or what cannot be divided.
     """
     mixed = any(map(are_experts, model.modules()))
-    divided_experts = divide_experts(model, experts or mesh) if mixed else []
+    parts = divide_experts(model, experts or mesh) if mixed else []
     if plan := _own_plan(model):
         _divide_by_plan(model, plan, mesh)
-        return divided_experts
+        return parts
     found = [(block, groups) for block in blocks_of(model) if (groups := tensor_groups_of(block))]
     if not found and not mixed:
         raise UnsupportedPlan.of(
@@ -55,17 +55,16 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, experts: DeviceMesh | N
         for group in groups:
             _check_divisible(group, mesh.size())
             _divide_group(group, mesh)
-    return divided_experts
+    return parts
 
 
 def _refuse_experts(block: nn.Module, of_dtensors: Collection[nn.Module]) -> None:
     """Refuse weights of several experts in one parameter, but for experts that are divided whole."""
     within = {module for parent in of_dtensors for module in parent.modules()}
     for path, module in block.named_modules():
-        if are_experts(module) and module not in within:
-            continue
+        divides = isinstance(module, nn.Conv1d | nn.ConvTranspose1d) or (are_experts(module) and module not in within)
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim == 3 and not isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+            if parameter.ndim == 3 and not divides:
                 whose = f"{path}.{name}".lstrip(".")
                 raise UnsupportedPlan.of("tensor", f"{whose} holds experts; allowed: blocks of linear layers")
 
@@ -107,8 +106,7 @@ def _divide_group(group: TensorGroup, mesh: DeviceMesh) -> None:
 def _refuse_own(group: TensorGroup) -> None:
     """Refuse layers that others are put in the place of, if they do more than torch's; and parametrised ones."""
     parent = group.parent
-    names = [group.attention] if group.attention is not None else [*group.columns, group.row]
-    for name in names:
+    for name in [group.attention] if group.attention is not None else [*group.columns, group.row]:
         layer = getattr(parent, name)
         replaced = group.fused and name != group.row
         if group.attention is not None:
@@ -198,24 +196,19 @@ def _own_plan(model: nn.Module) -> dict[str, str]:
     What it says of experts in stacked weights is left out: they are divided whole.
     """
     found = getattr(model, "tp_plan", None)
-    if not isinstance(found, Mapping):
-        return {}
+    plan = {path: style for path, style in found.items() if "*" in path} if isinstance(found, Mapping) else {}
     experts = {path: module for path, module in model.named_modules() if are_experts(module)}
     held = {f"{path}.{name}" for path, module in experts.items() for name, _ in module.named_parameters()} | {*experts}
-    return {
-        path: style
-        for path, style in found.items()
-        if "*" in path and not any(map(re.compile(_pattern(path)).fullmatch, held))
-    }
+    return {path: style for path, style in plan.items() if not any(map(_pattern(path).fullmatch, held))}
 
 
-def _pattern(path: str) -> str:
-    return re.escape(path).replace(r"\*", "[^.]+")
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.escape(path).replace(r"\*", "[^.]+"))
 
 
 def _divide_by_plan(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Divide layers as their model's plan says. Raises `UnsupportedPlan` for what cannot be divided so."""
-    patterns = {re.compile(_pattern(path)): style for path, style in plan.items()}
+    patterns = {_pattern(path): style for path, style in plan.items()}
     unknown = next((f"{path} {style!r}" for path, style in plan.items() if style not in _STYLES), None)
     if unknown is not None:
         raise UnsupportedPlan.of(
@@ -227,6 +220,8 @@ def _divide_by_plan(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh)
         if style == _WHOLE_GRADIENT:
             for parameter in module.parameters():
                 parameter.register_hook(_summed_over(mesh.get_group()))
+        elif style == _LATENT and isinstance(module, nn.Linear):
+            vars(module)["forward"] = _Latent(module, mesh.get_group(), modules[path.rpartition(".")[0]])
         elif style is not None:
             _divide_layer(path, module, modules[path.rpartition(".")[0]], style, mesh)
 
@@ -234,21 +229,18 @@ def _divide_by_plan(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh)
 def _divide_layer(path: str, layer: nn.Module, parent: nn.Module, style: str, mesh: DeviceMesh) -> None:
     if not isinstance(layer, nn.Linear) or not is_plain(layer):
         raise UnsupportedPlan.of("tensor", f"{path} is no plain nn.Linear; allowed: torch's layer as it is")
-    dimension, group = _STYLES[style], mesh.get_group()
-    if style == _LATENT:
-        vars(layer)["forward"] = _Latent(layer, group, int(getattr(parent, "qk_rope_head_dim", 0)))
-        return
+    dimension = _STYLES[style]
     # Of attention, whole heads.
     width = getattr(parent, "head_dim", 1)
     units, rest = divmod(layer.weight.shape[dimension], width if isinstance(width, int) else 1)
     if rest or units % mesh.size():
-        what = f"{units} heads" if width != 1 else f"{units} features"
-        raise UnsupportedPlan.of("tensor", f"the {what} of {path} cannot be divided by {mesh.size()}")
+        what = "heads" if width != 1 else "features"
+        raise UnsupportedPlan.of("tensor", f"the {units} {what} of {path} cannot be divided by {mesh.size()}")
     layer.weight = divided(layer.weight, mesh, Shard(dimension), "tensor")
     if dimension == 0 and layer.bias is not None:
         layer.bias = divided(layer.bias, mesh, Shard(0), "tensor")
-    forward = {"colwise": _Column, "rowwise": _Row, _GATHERED: _GatheredColumn, _SPLIT: _SplitRow}[style]
-    vars(layer)["forward"] = forward(layer, group)
+    forward = {"colwise": _Column, "rowwise": _Row, _GATHERED: _GatheredColumn, _SPLIT: _SplitRow}
+    vars(layer)["forward"] = forward[style](layer, mesh.get_group())
 
 
 class _Column:
@@ -290,14 +282,13 @@ class _SplitRow(_Row):
 class _Latent:
     """Latent attention's compressed keys and values: its last features are a key that the heads of all ranks share."""
 
-    def __init__(self, layer: nn.Linear, group: dist.ProcessGroup, rotary: int) -> None:
-        self._layer, self._group, self._rotary = layer, group, rotary
+    def __init__(self, layer: nn.Linear, group: dist.ProcessGroup, attention: Any) -> None:
+        self._layer, self._group, self._shared = layer, group, int(attention.qk_rope_head_dim)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         found = functional.linear(x, self._layer.weight, self._layer.bias)
-        # What is before them goes on through a layer that divides its outputs, which sums its gradient.
-        latent, key = found.split([found.shape[-1] - self._rotary, self._rotary], dim=-1)
-        return torch.cat([latent, copy(key, self._group)], dim=-1)
+        # The gradient of the others is summed where a layer divides its outputs.
+        return torch.cat([found[..., : -self._shared], copy(found[..., -self._shared :], self._group)], dim=-1)
 
 
 def _summed_over(group: dist.ProcessGroup) -> Callable[[torch.Tensor], torch.Tensor]:
