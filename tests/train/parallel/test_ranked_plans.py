@@ -14,7 +14,7 @@ KINDS = {
     "pipeline": set(SOME),
     "context": {"gpt2", "llama", "qwen3", "olmo2", "glm4", "opt", "bert", "mixtral", "granitemoe", "deepseek_v2"},
     "expert": {"mixtral", "granitemoe", "deepseek_v2"},
-    "tensor": {"llama", "qwen3", "olmo2", "glm4", "mixtral", "granitemoe", "deepseek_v2"},
+    "tensor": {"llama", "qwen3", "olmo2", "glm4", "opt", "mixtral", "granitemoe", "deepseek_v2"},
 }
 """Families that each strategy is set up for: neither more nor fewer than these."""
 

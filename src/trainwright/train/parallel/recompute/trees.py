@@ -29,6 +29,7 @@ __all__ = [
     "tensors_of",
     "total_bytes",
     "unflatten_tree",
+    "without_caches",
 ]
 
 _CPU_GRANULE, CUDA_GRANULE = 64, 512
@@ -177,3 +178,11 @@ def _dense_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 def storage_key(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only one
+
+
+def without_caches(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments without caches of keys and values, which training does not read and DTensors do not fit into."""
+    return {name: None if name in _CACHES else value for name, value in kwargs.items()}
+
+
+_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")

@@ -22,7 +22,7 @@ from trainwright.model.trace.attention import replace_attention
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.collectives import all_gather
 from trainwright.train.parallel.recompute.step_store import snapshot
-from trainwright.train.parallel.recompute.trees import local_tensor, map_only, tensors_of
+from trainwright.train.parallel.recompute.trees import local_tensor, map_only, tensors_of, without_caches
 
 __all__ = ["divide_sequence"]
 
@@ -89,7 +89,7 @@ class _Block:
         divided = any(isinstance(each, DTensor) for each in self._block.parameters())
         if self._check and not (divided and isinstance(x, FakeTensor)):
             self._check = False
-            self._refuse_unequal(x, (args, kwargs))
+            self._refuse_unequal(x, (args, without_caches(kwargs)))
         args, kwargs = _positions_of((args, kwargs), self._world * self.part, self._rank * self.part, self.part)
         with replace_attention(self._attend):
             return self._forward(x, *args, **kwargs)

@@ -21,7 +21,7 @@ from torch.nn import functional
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import blocks_of, divided, is_plain
 from trainwright.train.parallel.collectives import all_gather, all_reduce, copy, take_part
-from trainwright.train.parallel.recompute.trees import local_tensor, map_only
+from trainwright.train.parallel.recompute.trees import local_tensor, map_only, without_caches
 from trainwright.train.parallel.strategies.expert import are_experts, divide_experts
 from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_roles import TensorGroup, tensor_groups_of
@@ -144,15 +144,11 @@ def _entering(mesh: DeviceMesh) -> Callable[..., Any]:
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if module.training:
-            # Keys and values for a generation to come, of plain tensors.
-            kwargs = {name: None if name in _CACHES else value for name, value in kwargs.items()}
+            kwargs = without_caches(kwargs)
         # Arguments may be pairs, such as rotary angles.
         return map_only(torch.Tensor, whole, (args, kwargs))
 
     return hook
-
-
-_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
 
 
 class _Entered(Function):
