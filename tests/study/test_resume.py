@@ -49,6 +49,9 @@ def make(directory, searcher=SEARCHERS[0], seed=7):
     return tw.Study(SPACE, objectives="min loss", directory=directory, seed=seed, searcher=searcher)
 
 
+_OF_THIS_RUN = {"setup_seconds", "traceback", "wall_seconds"}
+
+
 def records(directory):
     """Return what the journals of a study say, without times and identities."""
     found, _ = DirectoryLedger(directory / "ledger").read(None)
@@ -56,7 +59,7 @@ def records(directory):
     lines = []
     for record in found:
         if record.kind != "joined":
-            body = {name: value for name, value in record.body.items() if name not in {"wall_seconds", "traceback"}}
+            body = {name: value for name, value in record.body.items() if name not in _OF_THIS_RUN}
             lines.append((record.kind, record.trial, record.lease, json.dumps(body)))
     return lines
 
