@@ -26,6 +26,19 @@ def test_promises_are_kept(seed):
     assert history.broken == []
 
 
+@pytest.mark.parametrize(
+    "history",
+    [
+        # A trial failed after it was taken over; then came the result of a driver who had stood still.
+        "21861:clock@99,stale@202,stop@233,space@294,rot@310,stop@319,space@320",
+        # One worker had read a proposal, and gave it up; another met its damaged line, and trained without.
+        "29806:power@79,link@101,kill@114,write@154,sync@276,sync@297,link@299,write@301,sync@318,clock@323,rot@329",
+    ],
+)
+def test_what_once_broke_a_promise(history):
+    assert simulation.replay_history(f"{simulation.SIMULATOR}:{history}").broken == []
+
+
 def test_a_seed_is_one_history():
     """The same faults strike, after the same number of operations: in another process, too."""
     code = (

@@ -46,6 +46,27 @@ def train(trial):
 # What the dead wrote last.
 
 
+def test_a_lost_trial_whose_proposal_cannot_be_read_is_not_started(tmp_path):
+    """Another, who has read it, gives it up for taking over; here its line is damaged: nobody knows what to run."""
+    study = make(tmp_path / "study")
+    other = joined(study, "a")
+
+    def train(trial):
+        if trial.number == 0:
+            other.claim("number/1/0", other.writer)
+            other.append([facts.started(1, 1, slot="0", devices=[], resumed_epoch=0)])
+            other.append([facts.lost(1, 1, why="its driver is gone", blame=False)])
+        return trial.params["lr"]
+
+    study.run(train, trials=2, engine=HERE, progress=False)
+    assert 1 not in {number for number, trial in study._log.state.trials.items() if trial.lease > 1}
+    study.close()
+    with make(tmp_path / "study") as study:
+        study.run(train, trials=2, engine=HERE, progress=False)
+        assert study.trials[1].status == "abandoned"
+        assert [trial.number for trial in study.trials if trial.values] == [0, 2]
+
+
 def test_a_trial_that_another_has_taken_over_is_left_to_it(tmp_path, monkeypatch):
     """Two find a holder dead; the quicker has gone on with its trial when the slower reads on."""
     with make(tmp_path / "study") as study:

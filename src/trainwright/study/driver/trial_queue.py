@@ -293,9 +293,12 @@ class TrialQueue:
         return self.rule.events != self._events_at_ask
 
     def _is_open(self, number: int) -> bool:
-        """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
+        """Whether a trial that waited is still to be gone on with: others may have done so meanwhile.
+
+        One whose proposal is damaged for us is left to those who have read it.
+        """
         trial = self.log.state.trials[number]
-        return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
+        return bool(trial.key) and (trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted)
 
     def _is_busy(self, number: int) -> bool:
         """Whether we are at it already."""
