@@ -216,7 +216,7 @@ def _divide_by_plan(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh)
         if style == _WHOLE_GRADIENT:
             for parameter in module.parameters():
                 parameter.register_hook(_summed_over(mesh.get_group()))
-        elif style == _LATENT and isinstance(module, nn.Linear):
+        elif style == _LATENT and isinstance(module, nn.Linear) and is_plain(module):
             vars(module)["forward"] = _Latent(module, mesh.get_group(), modules[path.rpartition(".")[0]])
         elif style is not None:
             _divide_layer(path, module, modules[path.rpartition(".")[0]], style, mesh)
