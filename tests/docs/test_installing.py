@@ -90,10 +90,11 @@ def wheel(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_the_wheel_installs_with_each_extra(extra, wheel, tmp_path):
+def test_the_wheel_installs_with_each_extra(extra, python, wheel, tmp_path):
     """Alone in an empty environment: nothing is missing or contradicts, and `doctor` finds the extra whole."""
-    run_clean(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    run_clean(python, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv/bin/python")
     run_clean(*pip, *CONSTRAINED, f"{wheel}[{extra}]", cwd=tmp_path)
     run_clean(*pip, "check", cwd=tmp_path)

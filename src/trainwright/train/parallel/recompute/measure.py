@@ -22,10 +22,10 @@ from trainwright.errors import UnsupportedModel
 from trainwright.model.chain import NOT_ALL_AT_ONCE, Chain, Option, Stage, with_least_peaks
 from trainwright.model.trace.step import as_call
 from trainwright.plan.parallel.precision import optimizer_of
+from trainwright.train.parallel.recompute.measured_stage import StageBytes
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.run_context import keep_freed_pages
 from trainwright.train.parallel.recompute.sample_step import accepted_sample, restored_after, tracked_peak
-from trainwright.train.parallel.recompute.selective_options import SelectiveOption
 from trainwright.train.parallel.recompute.skeleton_step import SkeletonStep, StagesChangedError
 from trainwright.train.parallel.recompute.stage_calls import check_trains, find_stages
 from trainwright.train.parallel.recompute.trees import CUDA_GRANULE, granule_of, tensors_of, total_bytes
@@ -59,8 +59,7 @@ def measure_chain(
         keep_freed_pages()  # as in the steps that are planned
     fixed = {
         "parameters": total_bytes(model.parameters(), granule),
-        # Twice: reruns need the values that a step began with.
-        "buffers": 2 * total_bytes(model.buffers(), granule),
+        "buffers": total_bytes(model.buffers(), granule),
         "reserve": reserve_bytes,
     }
     gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)
@@ -94,6 +93,7 @@ def measure_chain(
     counted_stages = _stages_of(step, between, accumulate=accumulate, offload=offload)
     # The states of generators, for reruns.
     states = step.draws * (-(-torch.get_rng_state().nbytes // granule) * granule) if granule < CUDA_GRANULE else 0
+    fixed["buffers"] += sum(each.taken.written_bytes for each in step.calls)  # reruns need what a step began with
     fixed |= {"between stages": between, "executor": 4 * granule, "random states": states}
     if left_out:
         fixed[NOT_ALL_AT_ONCE] = 0  # what a step of the sample has left over belongs to stages that others call
@@ -125,7 +125,7 @@ def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool, offload: b
         return count - between - (made if accumulate else 0)
 
     found: list[Stage] = []
-    selective: list[Sequence[SelectiveOption]] = [()]
+    taken: list[StageBytes | None] = [None]
     before = 0
     for place in range(len(calls) - 1, -1, -1):
         call, linked = calls[place], calls[place - 1].linked_bytes if place else None
@@ -187,18 +187,17 @@ def _stages_of(step: SkeletonStep, between: int, *, accumulate: bool, offload: b
         parameters = [*(each for module in call.site.modules for each in module.parameters()), *extra]
         stage = Stage(name=call.site.name, parameter_bytes=total_bytes(parameters, granule), **fields)
         found.append(stage)
-        selective.append(() if offload else call.taken.selective)
+        taken.append(None if offload else call.taken)
         later |= {*own, *map(id, call.gradients)}
     least = with_least_peaks(found[::-1])
-    return [
-        replace(stage, options=_options_of(stage, each)) for stage, each in zip(least, selective[::-1], strict=True)
-    ]
+    pairs = zip(least, taken[::-1], strict=True)
+    return [stage if each is None else replace(stage, options=_options_of(stage, each)) for stage, each in pairs]
 
 
-def _options_of(stage: Stage, selective: Sequence[SelectiveOption]) -> tuple[Option, ...]:
+def _options_of(stage: Stage, taken: StageBytes) -> tuple[Option, ...]:
     """Return ways to run a stage that keep less; at most all that it saves is there again in its backward."""
     found = []
-    for each in selective:
+    for each in taken.selective:
         saved = max(stage.output_bytes, stage.saved_bytes - each.freed_bytes)
         freed = stage.saved_bytes - saved
         found.append(
@@ -207,7 +206,7 @@ def _options_of(stage: Stage, selective: Sequence[SelectiveOption]) -> tuple[Opt
                 forward_seconds=stage.forward_seconds + each.forward_seconds,
                 backward_seconds=stage.backward_seconds + each.backward_seconds,
                 saved_bytes=saved,
-                forward_temporary_bytes=stage.forward_temporary_bytes + freed,
+                forward_temporary_bytes=stage.forward_temporary_bytes + freed + taken.buffer_bytes,
                 backward_temporary_bytes=stage.backward_temporary_bytes + freed + each.extra_bytes,
                 remade=each.remade,
             )

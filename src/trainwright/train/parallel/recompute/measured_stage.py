@@ -16,6 +16,7 @@ from trainwright.train.parallel.recompute.run_context import (
     Autocast,
     buffer_places,
     copied_buffers,
+    read_buffer,
     read_generators,
     set_generators,
     swapped_values,
@@ -53,6 +54,10 @@ class StageBytes:
     """The same with the output."""
     left_bytes: int
     """What stays when the stage has run without saving, and is no output: in a cache that it was given."""
+    buffer_bytes: int
+    """Of all its buffers. A stage that is to run again clones them in its first forward, to learn which it writes."""
+    written_bytes: int
+    """Of the buffers that it writes: a rerun needs what they held before."""
     forward_temporary_bytes: int
     no_grad_forward_temporary_bytes: int
     backward_temporary_bytes: int
@@ -88,8 +93,8 @@ class StageBytes:
             "output_bytes": output,
             "gradient_bytes": self.gradient_bytes,
             "saved_bytes": saved,
-            "forward_temporary_bytes": self.forward_temporary_bytes + more,
-            "no_grad_forward_temporary_bytes": self.no_grad_forward_temporary_bytes + more,
+            "forward_temporary_bytes": self.forward_temporary_bytes + self.written_bytes + more,
+            "no_grad_forward_temporary_bytes": self.no_grad_forward_temporary_bytes + self.buffer_bytes + more,
             "backward_temporary_bytes": self.backward_temporary_bytes - gone,
             "forward_seconds": self.forward_seconds,
             "no_grad_forward_seconds": self.forward_seconds + self.again_seconds,
@@ -112,8 +117,15 @@ class StageMeasurement:
         for module in site.modules:
             self._tracker.watch([*module.parameters(), *module.buffers()], "fixed")
         self._tracker.watch(tensors_of(given), "input")
+        places = buffer_places(site.modules)
+        own = [read_buffer(place) for place in places]
         with self._runs.alike():
+            copies = [read_buffer(place) for place in places]
+            self._tracker.watch(copies, "fixed")
             self._run_with_gradients()
+            pairs = zip(places, own, copies, strict=True)
+            written = [was for place, was, one in pairs if read_buffer(place) is not one or not torch.equal(was, one)]
+        self._buffer_bytes, self._written_bytes = total_bytes(own, granule), total_bytes(written, granule)
         self._seconds = self._runs.seconds()
 
     def _run_with_gradients(self) -> None:
@@ -180,6 +192,8 @@ class StageMeasurement:
             graph_bytes=max(0, self._graph - left),
             saved_bytes=max(self._grown - left, made),
             left_bytes=left,
+            buffer_bytes=self._buffer_bytes,
+            written_bytes=self._written_bytes,
             forward_temporary_bytes=self._temporary,
             no_grad_forward_temporary_bytes=no_grad_temporary,
             backward_temporary_bytes=self._backward_temporary,

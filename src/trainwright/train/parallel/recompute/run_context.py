@@ -27,6 +27,7 @@ __all__ = [
     "drawn_from",
     "has_hooks",
     "keep_freed_pages",
+    "read_buffer",
     "read_generators",
     "set_generators",
     "swapped_values",
@@ -134,7 +135,7 @@ def buffer_places(stages: Iterable[nn.Module]) -> list[Place]:
 
 def copied_buffers(places: Iterable[Place]) -> list[tuple[Place, torch.Tensor]]:
     """Return copies of what is in these places, for `swapped_values`."""
-    return [(place, _get(place).clone()) for place in places]
+    return [(place, read_buffer(place).clone()) for place in places]
 
 
 class Buffers:
@@ -149,7 +150,8 @@ class Buffers:
         """Keep in `seen` what the written ones hold before the first run of a step."""
         places = self._all if self._written is None else self._written
         # The clones show writes that no version counts, and are what a rerun begins with.
-        before = [(place, _get(place), _version(place), _get(place).clone()) for place in places]
+        found = [(place, read_buffer(place)) for place in places]
+        before = [(place, buffer, buffer._version, buffer.clone()) for place, buffer in found]  # noqa: SLF001  counts writes
         yield
         # Which buffers are written is learned in the first step; later steps clone those alone.
         if self._written is None:
@@ -171,7 +173,7 @@ class Buffers:
 @contextlib.contextmanager
 def swapped_values(tensors: list[tuple[Place, torch.Tensor]]) -> Iterator[None]:
     """Put tensors in the place of buffers, and those back at the end."""
-    own = [(place, _get(place)) for place, _ in tensors]
+    own = [(place, read_buffer(place)) for place, _ in tensors]
     _put(tensors)
     try:
         yield
@@ -223,18 +225,16 @@ class RunContext:
                 held[name] = tensor
 
 
-def _get(place: Place) -> Any:
+def read_buffer(place: Place) -> Any:
+    """Return what is in the place of a buffer."""
     module, name = place
     return module._buffers[name]  # noqa: SLF001  a property of the same name may stand before it
 
 
-def _version(place: Place) -> int:
-    return int(_get(place)._version)  # noqa: SLF001  counts the writes to a tensor
-
-
 def _changed(place: Place, tensor: torch.Tensor, version: int, before: torch.Tensor) -> bool:
     # Values too: batch normalisation writes its running statistics without counting it.
-    return _get(place) is not tensor or _version(place) != version or not torch.equal(tensor, before)
+    unwritten = read_buffer(place) is tensor and tensor._version == version  # noqa: SLF001  counts the writes to a tensor
+    return not (unwritten and torch.equal(tensor, before))
 
 
 def weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
