@@ -59,6 +59,7 @@ RULES: dict[str, Callable[[int], PromotionRule]] = {
     "asha": lambda length: tw.ASHA(max_epochs=length),
     "hyperband": lambda length: tw.Hyperband(max_epochs=length),
     "median": lambda length: tw.Median(max_epochs=length),
+    "promotion": lambda length: tw.ASHA(max_epochs=length, kind="promotion"),
 }
 OURS = ("default+asha", "random+asha", "forest+asha", "random+hyperband", "default+median", "random+median")
 THEIRS = ("tpe+hyperband", "tpe+median", "smac+hyperband", "mobster", "dyhpo")
