@@ -1,5 +1,6 @@
 """A trial on one, two and four processes, and from one number to another: the same parameters, step for step."""
 
+import gc
 import itertools
 import socket
 from contextlib import closing
@@ -120,7 +121,7 @@ def member(training, assignment, ledger):
     return outcome, training.__dict__.get("seen"), training.__dict__.get("final"), ledger
 
 
-def lease(number, world, training, ledger, folder, *, asked=99, start=1):
+def lease(number, world, training, ledger, folder, *, asked=99, start=1, act=member):
     """Run a lease of the trial on `world` processes; return what each of them has to tell, by rank."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -134,7 +135,7 @@ def lease(number, world, training, ledger, folder, *, asked=99, start=1):
             address=address, start_devices=start,
         )  # fmt: skip
         given.append((training, assignment, ledger))
-    found = on_processes(member, given)
+    found = on_processes(act, given)
     ledger.__dict__.update(found[0][-1].__dict__)
     return found
 
@@ -333,6 +334,19 @@ def test_an_order_of_the_global_generator(tmp_path):
     _, seen, _ = through(RESIZES, Training(loader="global generator"), tmp_path)
     assert [sorted(itertools.chain(*steps)) for steps in samples(seen).values()] == [list(range(SAMPLES))] * EPOCHS
     assert len({str(steps) for steps in samples(seen).values()}) == EPOCHS
+
+
+def test_nothing_is_left_of_a_run(tmp_path):
+    """A process that was a rank holds no model when its run is over: it may be one of another size next."""
+
+    def left(training, assignment, ledger):
+        outcome, *_ = member(training, assignment, ledger)
+        gc.collect()
+        return outcome, [str(each) for each in gc.get_objects() if type(each) is nn.Parameter], ledger
+
+    for outcome, parameters, _ in lease(1, 2, Training(), Ledger(), tmp_path, asked=2, act=left):
+        assert isinstance(outcome, StoppedEarly)
+        assert parameters == []
 
 
 def test_what_two_processes_cannot_share(tmp_path):

@@ -3,6 +3,7 @@
 The mesh has one axis for each degree above 1, the first field of `Degrees` changing fastest.
 """
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
@@ -131,7 +132,9 @@ class Parallel(nn.Module):
         """Let `share` say which part of the global batch this rank's batch is; by default all are equal."""
         self._share = share
         if self._setup.weigh is not None:
-            self._setup.weigh(self._weight)
+            # DDP's hook is held where the collector of cycles does not look: the hook must not hold DDP.
+            held: Any = weakref.proxy(self)
+            self._setup.weigh(partial(Parallel._weight, held))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, whole."""
