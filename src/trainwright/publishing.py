@@ -20,8 +20,6 @@ __all__ = ["FileLayer", "is_disk_full", "make_folder", "new_file", "publish", "s
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _EXCHANGE = 2  # renameat2's flag
 _HERE = -100  # AT_FDCWD: paths are as they are given
-_BEGIN = 2  # SYNC_FILE_RANGE_WRITE
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None) if sys.platform == "linux" else None
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -45,9 +43,9 @@ class FileLayer:
         """Write all of `data`, and have the system begin to bring it to the disk, so that `sync` waits for less."""
         while data:
             data = data[os.write(handle, data) :]
-        if _sync_file_range is not None:
-            # Of the whole file; what it cannot do is left to `sync`.
-            _sync_file_range(handle, ctypes.c_int64(0), ctypes.c_int64(0), _BEGIN)
+        # What is on the disk already leaves the cache: to find memory for all of a large file may take longer.
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def sync(self, handle: int) -> None:
         """Make a file's content durable."""
