@@ -33,6 +33,14 @@ _FIRST_PORT, _PORTS = 12000, 20000
 """Below those of outgoing connections, which begin at 32768 on Linux."""
 _TRIES = 100
 
+_DEFAULTS = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # By default glibc gives large blocks back when they are freed, and each step waits for new pages for its gradients.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+}
+"""Of a worker's environment, unless the driver's has them."""
+
 
 class ChildProcess:
     """A worker in a session of its own, so that it can be killed with all its children.
@@ -173,7 +181,8 @@ def find_free_address(host: str = "127.0.0.1") -> str:
 def thread_environment(threads: int) -> dict[str, str]:
     """Return the environment of a worker of so many threads; idle ones would spin on other workers' cores."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    own = {name: value for name, value in os.environ.items() if name in _DEFAULTS}
+    return {**dict.fromkeys(names, str(threads)), **_DEFAULTS, **own}
 
 
 def _python_path() -> str:
