@@ -26,6 +26,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.checkpoint import CheckpointConfig, Manager
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.owner import Owner
+from trainwright.checkpoint.save.snapshot import Buffer
 from trainwright.checkpoint.tools.formats.format import equal_bits
 from trainwright.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from trainwright.publishing import FileLayer
@@ -321,6 +324,33 @@ def own_values(folder):
         assert note == {"rank": rank, "list": [1, 2]}
 
 
+def held(folder):
+    """Restore what one rank still has in memory without reading it: the others get it from there."""
+    rank, buffer = dist.get_rank(), Buffer()
+    model, optimizer = build("ddp")
+    fill(model, optimizer)
+    owner = Owner(folder=folder / "held", buffer=buffer)
+    with Manager(owner, config=QUIET, model=model, optimizer=optimizer) as manager:
+        path = manager.save(wait=True).committed.result().path
+    dist.barrier()
+    (record,) = [each for each in Manifest.read(path).tensors if each.name == "model.body.0.weight"]
+    with (path / record.shards[0].file).open("r+b") as file:
+        file.seek(record.shards[0].start)
+        file.write(bytes(record.shards[0].bytes))
+    dist.barrier()
+    if rank != 0:
+        buffer.release()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainwright.checkpoint.ranks.ranks._SENT_BYTES", 1)
+        model, optimizer = build("ddp", seed=1)
+        with Manager(owner, config=QUIET, model=model, optimizer=optimizer) as manager:
+            manager.restore()
+        check(model, optimizer)
+    buffer.release()
+    with Manager(owner, config=QUIET, model=model, optimizer=optimizer) as manager, refused(CheckpointCorruptError):
+        manager.restore()
+
+
 def damaged(folder):
     """If what one rank reads is damaged, all go back to the one before; with none left, all say so."""
     folder /= "damaged"
@@ -416,7 +446,7 @@ def spoil(path):
 
 
 def everything(folder):
-    for what in (cross, troubles, randomness, own_values, damaged, mismatched, storm, seconds):
+    for what in (cross, troubles, randomness, own_values, held, damaged, mismatched, storm, seconds):
         sys.stdout.write(f"{what.__name__}\n")
         what(folder)
         dist.barrier()

@@ -12,6 +12,8 @@ from faulty_files import FailingFiles, StallingFiles
 from torch import nn
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Retention
+from trainwright.checkpoint.owner import Owner
+from trainwright.checkpoint.save.snapshot import Buffer
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointCorruptError,
@@ -402,6 +404,30 @@ def test_two_hundred_saves_leak_nothing(tmp_path):
                 before = resident()
         manager.drain()
         assert resident() - before < manager._saver.buffer.size
+
+
+def test_restored_from_memory(tmp_path):
+    """A manager that is given the memory of the one before reads nothing of what that saved last."""
+    buffer = Buffer()
+    owner = Owner(folder=tmp_path, buffer=buffer)
+
+    def resumed(seed):
+        training = Training(seed=seed)
+        with Manager(owner, **training.items()) as manager:
+            manager.restore()
+        return training
+
+    training = Training()
+    training.run(3)
+    with Manager(owner, **training.items()) as manager:
+        saved = manager.save(wait=True).committed.result()
+    for file in saved.path.glob("rank-*"):
+        file.write_bytes(bytes(file.stat().st_size))
+    resumed(1).run(2)
+    assert_same(resumed(2).state(), training.state())
+    buffer.release()
+    with pytest.raises(CheckpointCorruptError):
+        resumed(3)
 
 
 def test_when_it_saves(tmp_path):

@@ -89,7 +89,7 @@ class Manager:
         self._ranks = make_ranks(self.config.timeout_seconds)
         self._ranks.exchange_names(state, captured)
         self._ranks.run_together(lambda: refuse_unwritable(self._layer, self._home))
-        self._saver = Saver(self.config, self._write, self._ranks)
+        self._saver = Saver(self.config, self._write, self._ranks, self._owner.buffer)
         self._ended: list[SaveHandle] = []
         self._retained = RetainedCheckpoints(
             self.config.retention,
@@ -296,7 +296,10 @@ class Manager:
 
         # Nothing is changed before all fits, on all ranks.
         tree, found = self._ranks.run_together(fitting)
-        tensors = self._ranks.run_together(lambda: self._ranks.read(published, self._state, captured, check=check))
+        held = self._saver.buffer.find_tensors(published.manifest.digest)
+        tensors = self._ranks.run_together(
+            lambda: self._ranks.read(published, self._state, captured, held, check=check)
+        )
         items = {name: value for name, value in tree.items() if name not in RESERVED}
         values = load_state(self._state, items, tensors)
         found += restore_rng_state(decode_tree(tree["rng"], tensors))

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from trainwright.checkpoint.restore.restored import Restored
 from trainwright.checkpoint.save.publish import Published
+from trainwright.checkpoint.save.snapshot import Buffer
 
 __all__ = ["HasCheckpoints", "Owner"]
 
@@ -31,6 +32,8 @@ class Owner:
     """The epochs that are done."""
     last_report: Mapping[str, Any] = field(default_factory=dict)
     """What is to be kept of its last report, as plain values, the numbers under `metrics`."""
+    buffer: Buffer | None = None
+    """The memory of its snapshots, if that outlives a manager."""
 
     def claim_checkpoints(self, manager: Any) -> None:
         """Take note of a manager. Several may use a folder: each publishes under names of its own."""

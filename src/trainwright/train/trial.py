@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Restored, Retention
+from trainwright.checkpoint.save.snapshot import Buffer
 from trainwright.checkpoint.state.differences import Effect, settle_differences
 from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute, closest
 from trainwright.ledger import Record, facts
@@ -43,13 +44,14 @@ class Trial:
     """One configuration in training.
 
     `params` holds its values, `number` its place in the study, `seed` a 63-bit seed of its own, `device` where to
-    train. `scratch` is for anything that should live as long as this run of the trial.
+    train. `scratch` is for anything that should live as long as this run of the trial, `buffer` its engine's.
     """
 
     assignment: Assignment
     channel: Channel
     gpu: bool = False
     scratch: dict[str, Any] = field(default_factory=dict)
+    buffer: Buffer | None = field(default=None, repr=False)
     _run: Run | None = field(default=None, init=False, repr=False)
     _checkpoints: TrialCheckpoints | None = field(default=None, init=False, repr=False)
     _files: FrameworkCheckpoints | None = field(default=None, init=False, repr=False)
@@ -63,8 +65,7 @@ class Trial:
     _started: float = field(default_factory=lambda: time.monotonic(), init=False, repr=False)  # noqa: PLW0108 -- as it is then
     _setup_seconds: float | None = field(default=None, init=False, repr=False)  # until the first of `epochs`
     _last: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
-    # At a report, by the study.
-    _told_to_end: bool = field(default=False, init=False, repr=False)
+    _told_to_end: bool = field(default=False, init=False, repr=False)  # at a report, by the study
     _closed: bool = field(default=False, init=False, repr=False)
 
     @property
@@ -308,6 +309,7 @@ class Trial:
                 tell=self._waiting.append,
                 go_on=self._resume_from,
                 told_to_leave=self.channel.leaves,
+                buffer=self.buffer,
             )
         return self._checkpoints
 

@@ -6,7 +6,6 @@ uses, so that no barrier of the training can meet it, and one for the main threa
 """
 
 import json
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,8 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from trainwright.checkpoint.digest import digest_bytes
 from trainwright.checkpoint.manifest import Manifest
@@ -25,16 +22,18 @@ from trainwright.checkpoint.ranks.merging import (
     merge_reports,
     other_ranks_names,
     place_record,
+    sum_words,
     tree_of_rank,
 )
-from trainwright.checkpoint.ranks.reshard import read_resharded, read_targets, share_tensors
+from trainwright.checkpoint.ranks.reshard import HeldTensors, read_resharded, read_targets, share_tensors
 from trainwright.checkpoint.restore.restored import verify_digests
 from trainwright.checkpoint.save.publish import Published, WriteJob, publish, write_checkpoint, write_data, write_tree
-from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
+from trainwright.checkpoint.save.shard_file import ShardFile, plan_shard_file
 from trainwright.checkpoint.state.captured import Captured
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointError, first_line
 from trainwright.publishing import FileLayer
+from trainwright.randomness import seed_all
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Findings", "Ranks", "SingleRank", "make_ranks"]
 
 T = TypeVar("T")
+
+_SENT_BYTES = 1 << 20
+"""Of a tensor at least that a rank sends to others from its memory."""
 
 _AGREE_SECONDS = 0.25
 """How often ranks agree, unless so long has more steps than the most that may lie between."""
@@ -113,42 +115,50 @@ class SingleRank:
         return tree_of_rank(self._parts.cut(tree), saved=manifest.world_size, rank=self.rank, world=self.world)
 
     def read(
-        self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
+        self,
+        published: Published,
+        state: Mapping[str, Any],
+        captured: Captured,
+        held: "Mapping[str, torch.Tensor]",
+        *,
+        check: bool,
     ) -> "dict[str, torch.Tensor]":
-        """Return the tensors that this rank needs; with `check` every byte that was saved is compared first."""
+        """Return the tensors that this rank needs; with `check` every byte that is read is compared.
+
+        What a rank has `held` in memory, as bytes by name, is not read.
+        """
+        sizes = self._agree_on_held(held)
+        alone = self.world == 1 and not sizes
         # All of it is compared before the first byte goes to a live tensor.
-        if check:
+        if alone and check:
             verify_digests(published)
-        places = {name: captured.tensors[name] for name in captured.loadable}
-        return self._read_parts(published, state, captured, places=places, check=False)
+        # What belongs to other ranks, or to stages of a pipeline that are not here, is not read.
+        skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
+        skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
+        return read_resharded(
+            published,
+            read_targets(state, captured.tensors),
+            places={name: captured.tensors[name] for name in captured.loadable if alone or name in sizes},
+            memory=HeldTensors(held, sizes, self._send),
+            check=check and not alone,
+            skip=skip,
+        )
+
+    def _agree_on_held(self, held: "Mapping[str, torch.Tensor]") -> dict[str, int]:
+        """Return the sizes of what is taken from memory, here or of another rank, by name."""
+        return {name: content.numel() for name, content in held.items()}
+
+    def _send(self, content: "torch.Tensor") -> None:
+        """Let all ranks have what one of them holds."""
 
     def reseed_generators(self, manifest: Manifest) -> None:
         """Give the generators other seeds if the ranks were others; from the saved ones, the step and the rank."""
         if manifest.world_size == self.world:
             return
-        import torch
-
         saved = [record.digest for record in manifest.tensors if record.name.startswith("rng.")]
         # Every rank derives its own seed from the saved generators, so a restore on other ranks is repeatable.
         key = f"{saved} {manifest.study} {manifest.trial} {manifest.step} {self.rank} of {self.world}"
-        seed = int(digest_bytes(key.encode())[:8], 16)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 -- the user's libraries draw from it
-        torch.manual_seed(seed)
-
-    def _read_parts(
-        self,
-        published: Published,
-        state: Mapping[str, Any],
-        captured: Captured,
-        *,
-        places: "Mapping[str, torch.Tensor] | None" = None,
-        check: bool,
-    ) -> "dict[str, torch.Tensor]":
-        # What belongs to other ranks, or to stages of a pipeline that are not here, is not read.
-        skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
-        skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
-        return read_resharded(published, read_targets(state, captured.tensors), places=places, check=check, skip=skip)
+        seed_all(int(digest_bytes(key.encode())[:8], 16))
 
 
 class Agreement:
@@ -223,6 +233,7 @@ class Ranks(SingleRank):
         self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout))
         # The step of the last save: wishes that were told until then belong to it.
         self._saved_at = 0
+        self._source = 0  # the rank whose memory others restore from
 
     def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
         """Learn which ranks have which of the tensors of modules."""
@@ -310,11 +321,18 @@ class Ranks(SingleRank):
             self._saved_at = self._agreement.steps
         return save, ended
 
-    def read(
-        self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
-    ) -> "dict[str, torch.Tensor]":
-        """Return this rank's parts; with `check` the chunks that they lie in are compared."""
-        return self._read_parts(published, state, captured, check=check)
+    def _agree_on_held(self, held: "Mapping[str, torch.Tensor]") -> dict[str, int]:
+        # Small tensors are read in less time than sent. The stages of a pipeline need different ones.
+        own = {name: each.numel() for name, each in held.items() if each.numel() >= _SENT_BYTES}
+        offers = self._gather({} if self._parts != PipelineParts() else own, self.control)
+        self._source = max(range(self.world), key=lambda rank: len(offers[rank]))
+        return offers[self._source]
+
+    def _send(self, content: "torch.Tensor") -> None:
+        import torch.distributed as dist
+
+        with _translate_group_errors():
+            dist.broadcast(content, group_src=self._source, group=self.control)
 
     def publish(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
         """Write this rank's file; on the coordinator, publish what all wrote. Raises the same error on all ranks."""
@@ -374,7 +392,7 @@ class Ranks(SingleRank):
             file=file,
             tensors=tuple(place_record(record, job.shares[record.name]) for record in records),
             sums={
-                (place.name, job.shares[place.name].box.offsets): _sum_words(place, memory)
+                (place.name, job.shares[place.name].box.offsets): sum_words(place, memory)
                 for place in job.layout.places
                 if job.shares[place.name].shared
             },
@@ -425,11 +443,3 @@ def _unwrap_ending(ending: Published | Exception) -> Published:
 
 def _encode_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _sum_words(place: TensorPlace, memory: memoryview) -> int:
-    """Return the sum of a tensor's bytes as words of 64 bits: as fast as memory; any one flipped bit changes it."""
-    content = np.frombuffer(memory, np.uint8)[place.start : place.start + place.size]
-    words = place.size // 8 * 8
-    total = int(content[:words].view(np.uint64).sum(dtype=np.uint64))
-    return total + int.from_bytes(content[words:].tobytes(), "little")

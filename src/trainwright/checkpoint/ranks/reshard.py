@@ -7,7 +7,7 @@ DTensor is cut into slices, as by FSDP2 and tensor parallelism. What was saved i
 import sys
 from collections.abc import Callable, Collection, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainwright.checkpoint.manifest import TensorRecord
 from trainwright.checkpoint.ranks.merging import PipelineParts
@@ -19,7 +19,7 @@ from trainwright.errors import CheckpointStateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["read_resharded", "read_targets", "share_tensors"]
+__all__ = ["HeldTensors", "read_resharded", "read_targets", "share_tensors"]
 
 
 def _find_dtensor() -> Any:
@@ -110,18 +110,43 @@ def read_targets(state: Mapping[str, Any], live: "Mapping[str, torch.Tensor]") -
     return like
 
 
+class HeldTensors(NamedTuple):
+    """The whole tensors of a checkpoint that some rank still has in memory.
+
+    Those of this rank are in `held`, as bytes; `sizes` are those of the rank that has most, whose content all `send`.
+    """
+
+    held: "Mapping[str, torch.Tensor]"
+    sizes: Mapping[str, int]
+    send: "Callable[[torch.Tensor], None]"
+
+    def fill(self, name: str, target: "torch.Tensor") -> bool:
+        """Fill a tensor on the CPU, on all ranks; return False if it has to be read."""
+        import torch
+
+        if self.sizes.get(name) != target.nbytes:
+            return False
+        content = target.view(-1).view(torch.uint8)
+        if name in self.held:
+            content.copy_(self.held[name])
+        self.send(content)
+        return True
+
+
 def read_resharded(
     published: Published,
     like: "Callable[[TensorRecord], Any]",
     *,
-    places: "Mapping[str, torch.Tensor] | None" = None,
-    check: bool = True,
-    skip: frozenset[str] = frozenset(),
+    places: "Mapping[str, torch.Tensor]",
+    memory: "HeldTensors",
+    check: bool,
+    skip: frozenset[str],
 ) -> "dict[str, torch.Tensor]":
     """Return the tensors of a checkpoint as this rank needs them, on the device of its like.
 
-    They are read into `places` where one fits, else into new memory. Only the chunks that hold a part of it are read,
-    and with `check` compared. `skip` names tensors that are not read. Raises `CheckpointCorruptError`.
+    They are read into `places` where one fits, else into new memory. What some rank has in `memory` is not read. Only
+    the chunks that hold a part of the rest are, and with `check` compared. `skip` names tensors that are not needed.
+    Raises `CheckpointCorruptError`.
     """
     DTensor = _find_dtensor()
 
@@ -132,10 +157,12 @@ def read_resharded(
         for record, like in zip(records, likes.values(), strict=True)
     }
     found = {
-        record.name: _memory_for(record, boxes[record.name], (places or {}).get(record.name)) for record in records
+        record.name: _memory_for(record, boxes[record.name], None if like is not None else places.get(record.name))
+        for record, like in zip(records, likes.values(), strict=True)
     }
+    left = [one for one in records if likes[one.name] is not None or not memory.fill(one.name, found[one.name])]
     with open_slices(published.path, published.manifest, check=check) as reader:
-        reader.fill([(record, boxes[record.name], found[record.name]) for record in records])
+        reader.fill([(record, boxes[record.name], found[record.name]) for record in left])
     for name, target in likes.items():
         # Every rank has read its own part, so that the DTensor is made without a message.
         if target is not None:

@@ -53,11 +53,14 @@ class Saver:
         config: CheckpointConfig,
         write: Callable[[SaveHandle, WriteJob, memoryview], Published],
         ranks: SingleRank,
+        buffer: Buffer | None = None,
     ) -> None:
         self._config = config
         self._ranks = ranks
         self._write = write
-        self.buffer = Buffer()
+        self.buffer = buffer or Buffer()
+        # Another's is for whoever goes on.
+        self._owns_buffer = buffer is None
         self._buffer_free = threading.Semaphore()
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="trainwright staging")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trainwright writing")
@@ -73,6 +76,7 @@ class Saver:
         handle = SaveHandle(job.manifest.step)
         self._open.append(handle)
         self._buffer_free.acquire()
+        self.buffer.content = None
         captured, layout = job.captured, job.layout
         handle.bytes = layout.size
         cuda = any(tensor.is_cuda for tensor in captured.tensors.values())
@@ -126,7 +130,8 @@ class Saver:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
-        self.buffer.release()
+        if self._owns_buffer:
+            self.buffer.release()
 
     def _before_step(self, *_: object) -> None:
         """Let no optimizer change what is still being copied; a hook of its `step`."""
@@ -174,6 +179,8 @@ class Saver:
                 published = self._write(handle, job, memory)
         except Exception as raised:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
             error, findings = raised, Findings(trouble=str(raised))
+        if published is not None:
+            self.buffer.content = published.manifest.digest, job.layout
         handle.persist_seconds = time.perf_counter() - started
         # The bytes are on disk or given up: the next snapshot may overwrite them.
         self._buffer_free.release()

@@ -26,12 +26,18 @@ _CHECKED = 32_768  # values at a time
 
 
 class Buffer:
-    """Memory for one snapshot, allocated once; it grows when the state does."""
+    """Memory for one snapshot, allocated once; it grows when the state does.
+
+    A process that goes on with a trial gives it to the next manager, which restores what was saved last from it.
+    """
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         # Its address while CUDA holds its pages.
         self._pinned = 0
+        self.content: tuple[str, ShardFile] | None = None
+        """The digest of the checkpoint that it holds, and where its tensors lie; None while it is being filled."""
+        self._trial: int | None = None
 
     def reserve(self, size: int, *, pinned: bool = False) -> memoryview:
         """Return at least `size` bytes of it; what it held is gone if it had to grow.
@@ -60,7 +66,26 @@ class Buffer:
 
             torch.cuda.cudart().cudaHostUnregister(self._pinned)
             self._pinned = 0
+        self.content = None
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def keep_for(self, trial: int) -> None:
+        """Let go of the memory of another trial."""
+        if trial != self._trial:
+            self.release()
+        self._trial = trial
+
+    def find_tensors(self, digest: str) -> "dict[str, torch.Tensor]":
+        """Return the bytes of tensors by name, where they lie, if it holds the checkpoint of this digest."""
+        import torch
+
+        if self.content is None or self.content[0] != digest:
+            return {}
+        places = [place for place in self.content[1].places if place.size]
+        return {
+            each.name: torch.frombuffer(self._memory, dtype=torch.uint8, count=each.size, offset=each.start)
+            for each in places
+        }
 
     @property
     def size(self) -> int:

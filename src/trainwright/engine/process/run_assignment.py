@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainwright.checkpoint.save.snapshot import Buffer
 from trainwright.engine.protocol import Died, Outcome, Raised, Returned, StoppedEarly, TrainFunction
 from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError, TrialMisuse
 from trainwright.ledger.trials import RaisedAt
@@ -26,11 +27,13 @@ _INSTALLED = ("site-packages", "dist-packages")  # anywhere: a site's modules br
 _LONGEST = 160  # characters of a source line
 
 
-def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channel, *, gpu: bool) -> Outcome:
+def run_assignment(
+    train: TrainFunction, assignment: Assignment, channel: Channel, *, gpu: bool, buffer: Buffer | None = None
+) -> Outcome:
     """Call `train` on a trial of `assignment` and return how it ended. KeyboardInterrupt is let through.
 
-    With a world size above 1 this is one of its ranks: it joins their process group, leaves it after a good end, and
-    has to be ended after any other.
+    `buffer` has what this process saved last of the trial. With a world size above 1 this is one of its ranks: it joins
+    their process group, leaves it after a good end, and has to be ended after any other.
     """
     started = time.monotonic()
     # Before anything of the user's runs, so that a trial is the same in whatever process.
@@ -41,11 +44,10 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
         return Died(why=str(error), blame=False, seconds=time.monotonic() - started)
     except MissingExtra as error:
         return Raised(failure="exception", message=str(error), seconds=time.monotonic() - started)
-    trial = Trial(assignment, channel, gpu=gpu)
-    outcome: Outcome
+    trial = Trial(assignment, channel, gpu=gpu, buffer=buffer)
     try:
         value = _plain_result(train(trial))
-        outcome = Returned(value=value, **_close_trial(trial, started))
+        outcome: Outcome = Returned(value=value, **_close_trial(trial, started))
     except TrialEnd as end:
         outcome = StoppedEarly(preempted=end.preempted, **_close_trial(trial, started))
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from trainwright.checkpoint.save.snapshot import Buffer
 from trainwright.engine.function_reference import IN_WORKER, LOADING, FunctionReference
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.process.supervisor import LEAVE
@@ -62,7 +63,7 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
     ignore_launcher(ends=lambda: _has_byte(terminating))
     connection: Connection[Any, Any] = Connection(descriptor)
     functions: dict[FunctionReference, Any] = {}
-    home = Path.cwd()
+    home, buffer = Path.cwd(), Buffer()
     while True:
         try:
             message = connection.recv()
@@ -71,9 +72,8 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
         # The trial before has ended without hearing it.
         if message == LEAVE:
             continue
-        path, arguments, reference, assignment, log, gpu = message
-        # As in the driver, so that modules are found and scripts see their arguments.
-        sys.path[:], sys.argv[:] = path, arguments
+        # Paths and arguments as in the driver, so that modules are found and scripts see theirs.
+        sys.path[:], sys.argv[:], reference, assignment, log, gpu = message
         # The trial before may have changed the directory.
         os.chdir(home)
         if log is not None:
@@ -92,7 +92,8 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
             continue
         # Lets a study inside a trial run; only processes that the trial spawns stop at its `study.run`.
         os.environ[IN_WORKER] = str(os.getpid())
-        outcome = run_assignment(train, assignment, _DriverChannel(connection), gpu=gpu)
+        buffer.keep_for(assignment.trial)
+        outcome = run_assignment(train, assignment, _DriverChannel(connection), gpu=gpu, buffer=buffer)
         _free_memory()
         # Imported objects stay for good: the collector need not visit them after every trial.
         if not gc.get_freeze_count():
@@ -128,10 +129,9 @@ def _die_with(parent: int) -> None:
 
 
 def _has_byte(pipe: int) -> bool:
-    try:
+    with contextlib.suppress(BlockingIOError):
         return bool(os.read(pipe, 1))
-    except BlockingIOError:
-        return False
+    return False
 
 
 def _redirect_output(log: Path) -> None:
