@@ -23,6 +23,7 @@ __all__ = ["Buffer", "Snapshot", "find_nonfinite"]
 
 _PIECE_BYTES = 8 << 20
 _CHECKED = 32_768  # values at a time
+_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class Buffer:
@@ -70,9 +71,12 @@ class Buffer:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
     def keep_for(self, trial: int) -> None:
-        """Let go of the memory of another trial."""
+        """Let go of the memory of another trial, and of what the process has kept of it."""
         if trial != self._trial:
             self.release()
+            # Of glibc; workers tell it to keep what is freed.
+            if _trim_heap is not None:
+                _trim_heap(0)
         self._trial = trial
 
     def find_tensors(self, digest: str) -> "dict[str, torch.Tensor]":
