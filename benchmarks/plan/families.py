@@ -97,6 +97,41 @@ FAMILIES = {
             "pad_token_id": 0,
         },
     ),
+    "bloom": _Family(
+        "BloomForCausalLM",
+        "BloomConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": _WIDTH,
+            "n_layer": _LAYERS,
+            "n_head": _HEADS,
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+            **_TOKENS,
+        },
+    ),
+    "falcon": _Family(
+        "FalconForCausalLM",
+        "FalconConfig",
+        {
+            **{name: value for name, value in _SHAPE.items() if name != "intermediate_size"},
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+            **_TOKENS,
+        },
+    ),
+    "llama4": _Family(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        {
+            **_GROUPED,
+            "head_dim": 8,
+            "intermediate_size_mlp": 2 * _WIDTH,
+            "num_local_experts": 4,
+            "attention_chunk_size": LENGTH,
+            **_TOKENS,
+        },
+    ),
     "mixtral": _Family("MixtralForCausalLM", "MixtralConfig", {**_GROUPED, "num_local_experts": 4}),
     "deepseek_v2": _Family(
         "DeepseekV2ForCausalLM",
@@ -220,5 +255,9 @@ def _far(found: Any, expected: Any) -> float:
     if found is None or expected is None:
         return 0.0 if found is expected else float("inf")
     whole = found.full_tensor() if hasattr(found, "full_tensor") else found
+    # Queries, keys and values in one are kept as (outputs, 3, inputs).
+    if whole.ndim > expected.ndim:
+        whole = whole.transpose(0, 1).flatten(0, 1)
+        whole = whole if whole.shape == expected.shape else whole.T
     difference = (whole.detach().reshape(expected.shape) - expected.detach()).abs().max()
     return float(difference / expected.detach().abs().max().clamp_min(1e-3))

@@ -1,5 +1,7 @@
 """Models of each kind, small."""
 
+from collections import OrderedDict
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -80,9 +82,13 @@ class Attention(nn.Module):
             self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
         elif how == "mixed":  # names that nobody else uses
             self.mix, self.end = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        elif how == "by heads":
+            self.query_key_value, self.dense = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        elif how == "transposed":
+            self.c_attn, self.c_proj = Conv1D(3 * width, width), Conv1D(width, width)
         else:
             self.qkv = nn.Linear(width, 3 * width)
-        if how != "mixed":
+        if how in {"separate", "chunk", "split", "view"}:
             self.out_proj = nn.Linear(width, width)
 
     def forward(self, x):
@@ -91,6 +97,11 @@ class Attention(nn.Module):
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         elif self.how == "mixed":
             q, k, v = self.mix(x).chunk(3, dim=-1)
+        elif self.how == "by heads":
+            taken = self.query_key_value(x).view(batch, length, self.heads, 3, -1)
+            q, k, v = (taken[..., place, :].flatten(2) for place in range(3))
+        elif self.how == "transposed":
+            q, k, v = self.c_attn(x).split(width, dim=2)
         elif self.how == "chunk":
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         elif self.how == "split":
@@ -102,7 +113,56 @@ class Attention(nn.Module):
             q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in (q, k, v))
         found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         joined = found.transpose(1, 2).reshape(batch, length, width)
-        return self.end(joined) if self.how == "mixed" else self.out_proj(joined)
+        last = {"mixed": "end", "by heads": "dense", "transposed": "c_proj"}.get(self.how, "out_proj")
+        return getattr(self, last)(joined)
+
+
+class Conv1D(nn.Module):
+    """Linear, with a weight of (inputs, outputs), as GPT-2 of transformers has it."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf = nf
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf) / 4), nn.Parameter(torch.randn(nf) / 4)
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+class Scores(nn.Module):
+    """Attention by hand, with a bias of positions that is learned for each head, and added to the input in place."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.bias, self.heads = nn.Parameter(torch.randn(heads, 8, 8)), heads
+
+    def forward(self, x):
+        q, k, v = (
+            each(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        scores = (q @ k.mT + self.bias).softmax(-1)
+        found = x.clone()
+        found.add_((scores @ v).transpose(1, 2).flatten(2))
+        return torch.tanh(found)
+
+
+class Apart(nn.Module):
+    """A block of modules that hold one layer each, as BERT's: no module has both the columns and their row."""
+
+    def __init__(self, width, heads, _how):
+        super().__init__()
+        self.scores, self.after = Scores(width, heads), _of_dense(nn.Linear(width, width))
+        self.wide, self.narrow = _of_dense(nn.Linear(width, 4 * width)), _of_dense(nn.Linear(4 * width, width))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        x = self.norm(x + self.after(self.scores(x)))
+        return x + self.narrow(torch.tanh(self.wide(x)))
+
+
+def _of_dense(layer):
+    return nn.Sequential(OrderedDict(dense=layer))
 
 
 class Block(nn.Module):
@@ -136,7 +196,7 @@ class Transformer(nn.Module):
     def __init__(self, how="separate", depth=2):
         super().__init__()
         self.embedding = nn.Linear(6, 16)
-        self.blocks = nn.ModuleList([Block(16, 4, how) for _ in range(depth)])
+        self.blocks = nn.ModuleList([(Apart if how == "apart" else Block)(16, 4, how) for _ in range(depth)])
         self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 6)
 
     def forward(self, x):

@@ -187,8 +187,10 @@ CNN3D = (small_models.volumes, VOLUME, (4,))
 UNET = (small_models.UNet, (3, 16, 12), (4, 16, 12))
 TEXT = ((8, 6), (8, 6))
 BLOCKS = {
-    how: (partial(small_models.Transformer, how), *TEXT) for how in ("separate", "chunk", "split", "view", "mixed")
+    how: (partial(small_models.Transformer, how), *TEXT)
+    for how in ("separate", "chunk", "split", "view", "mixed", "by heads", "transposed")
 }
+APART = (partial(small_models.Transformer, "apart"), *TEXT)
 ENCODER = (small_models.Encoder, (8, 6), (8, 16))
 CHAIN = (small_models.chain, *TEXT)
 TIED = (small_models.Tied, (6,), (6,))
@@ -221,6 +223,8 @@ ON_TWO = {
     "spatial, norms of whole tensors": case(*NORMED, spatial=2, sync_bn=True),
     "spatial, U-Net": case(*UNET, spatial=2),
     **{f"tensor, {how}": case(*model, tensor=2) for how, model in BLOCKS.items()},
+    "tensor, columns and row apart": case(*APART, tensor=2),
+    "tensor, columns and row apart, all blocks again": case(*APART, tensor=2, plan={"recompute": "full"}),
     "tensor, frozen embedding": case(partial(small_models.fine_tuned, "separate"), *TEXT, tensor=2),
     "tensor, fused, frozen embedding": case(partial(small_models.fine_tuned, "view"), *TEXT, tensor=2),
     "tensor, torch's encoder": case(*ENCODER, tensor=2),
@@ -290,6 +294,8 @@ ON_FOUR = {
     "ZeRO 3+context": case(*BLOCKS["chunk"], data=2, context=2, plan={"zero": 3}),
     "ZeRO 1+context, micro-batches": case(*ENCODER, data=2, context=2, plan={"zero": 1}, parts=2),
     "data+tensor": case(*BLOCKS["view"], data=2, tensor=2),
+    "data+tensor, columns and row apart": case(*APART, data=2, tensor=2),
+    "ZeRO 3+tensor, transposed": case(*BLOCKS["transposed"], data=2, tensor=2, plan={"zero": 3}),
     "ZeRO 3+tensor": case(*BLOCKS["chunk"], data=2, tensor=2, plan={"zero": 3}),
     "ZeRO 1+tensor, micro-batches": case(*BLOCKS["separate"], data=2, tensor=2, plan={"zero": 1}, parts=2),
     "pipeline": case(*CHAIN, pipeline=4, plan={"schedule": "1f1b", "microbatches": 4}),

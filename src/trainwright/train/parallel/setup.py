@@ -86,6 +86,7 @@ def set_up_model(
     inner = innermost_axis(plan)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     mesh = mesh_of(plan, device.type)
+    experts: list[nn.Parameter] = []
     if mesh is not None:
         _refuse_marked(model, plan)
         if inner == "context":
@@ -94,9 +95,9 @@ def set_up_model(
         if sync_bn:
             _synchronise(model, plan, mesh)
         # Inside what is run again.
+        if plan.degrees.tensor > 1 or plan.degrees.expert > 1:
+            experts = _divide_within(model, plan, mesh)
         if inner == "context":
-            if plan.degrees.tensor > 1:
-                divide_blocks(model, mesh["tensor"])
             divide_sequence(model, mesh.get_group("context"))
     budget = None
     if plan.memory is None:
@@ -120,9 +121,9 @@ def set_up_model(
     if mesh is None:
         setup = Setup(module=model, call=called)
     elif inner == "pipeline":
-        setup = _pipeline(model, plan, mesh, optimizer)
+        setup = _pipeline(model, plan, mesh, optimizer, experts)
     else:
-        setup = _SETUPS[inner](_Parts(model=model, called=called, plan=plan, mesh=mesh, unused=unused))
+        setup = _SETUPS[inner](_Parts(model=model, called=called, plan=plan, mesh=mesh, unused=unused, experts=experts))
     if budget is not None:
         setup = replace(setup, call=budget.planning(setup.call), budget=budget)
     return Parallel(_cast(setup, plan, device.type), plan, mesh)
@@ -150,6 +151,7 @@ class _Parts:
     plan: Layout
     mesh: DeviceMesh
     unused: bool
+    experts: list[nn.Parameter]
 
 
 def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
@@ -283,20 +285,19 @@ def _context(parts: _Parts) -> Setup:
 
 def _expert(parts: _Parts) -> Setup:
     model, mesh = parts.model, parts.mesh
-    experts = _divide_experts(model, parts.plan, mesh)
     if parts.plan.zero:
         # Inside the blocks, which are divided after them: over data ranks only, as there are no other copies.
         shard_modules([module for module in model.modules() if are_experts(module)], mesh["data"], zero=parts.plan.zero)
         return _fsdp(parts, _copied_over(mesh, "expert"))
-    averaging = GradientAveraging(*_copies(model, experts, mesh))
+    averaging = GradientAveraging(*_copies(model, parts.experts, mesh))
     return Setup(module=model, call=parts.called, alone=averaging.off)
 
 
-def _divide_experts(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> list[nn.Parameter]:
-    """Divide experts, and over tensor ranks the rest of a model too; return the parameters of the experts."""
-    if plan.degrees.tensor > 1:
-        return divide_blocks(model, mesh["tensor"], experts=mesh["expert", "tensor"])
-    return divide_experts(model, mesh["expert"])
+def _divide_within(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> list[nn.Parameter]:
+    """Divide blocks over tensor ranks, and experts over theirs; return the parameters of experts on expert ranks."""
+    if plan.degrees.tensor == 1:
+        return divide_experts(model, mesh["expert"])
+    return divide_blocks(model, mesh["tensor"], experts=mesh["expert", "tensor"] if plan.degrees.expert > 1 else None)
 
 
 def _copies(model: nn.Module, experts: list[nn.Parameter], mesh: DeviceMesh) -> list[tuple[list[nn.Parameter], Any]]:
@@ -310,17 +311,7 @@ def _copies(model: nn.Module, experts: list[nn.Parameter], mesh: DeviceMesh) -> 
     return found
 
 
-def _tensor(parts: _Parts) -> Setup:
-    divide_blocks(parts.model, parts.mesh["tensor"])
-    return _over_data(parts)
-
-
-def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch.optim.Optimizer | None) -> Setup:
-    experts: list[nn.Parameter] = []
-    if plan.degrees.expert > 1:
-        experts = _divide_experts(model, plan, mesh)
-    elif plan.degrees.tensor > 1:
-        divide_blocks(model, mesh["tensor"])
+def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: Any, experts: list[nn.Parameter]) -> Setup:
     stages = PipelineRunner(model, plan, mesh, optimizer)
     averaging = None
     if plan.zero:
@@ -360,7 +351,7 @@ _SETUPS: dict[str, Callable[[_Parts], Setup]] = {
     "spatial": _spatial,
     "context": _context,
     "expert": _expert,
-    "tensor": _tensor,
+    "tensor": _over_data,
 }
 _CAST = {"amp-bf16": torch.bfloat16}
 """To what operations are cast, by precision."""

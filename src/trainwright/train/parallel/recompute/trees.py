@@ -180,9 +180,10 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only one
 
 
-def without_caches(kwargs: dict[str, Any]) -> dict[str, Any]:
+def without_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments without caches of keys and values, which training does not read and DTensors do not fit into."""
-    return {name: None if name in _CACHES else value for name, value in kwargs.items()}
+    named = {name: None if name in _CACHES else value for name, value in kwargs.items()}
+    return tuple(None if hasattr(value, "get_seq_length") else value for value in args), named
 
 
 _CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")

@@ -89,7 +89,7 @@ class _Block:
         divided = any(isinstance(each, DTensor) for each in self._block.parameters())
         if self._check and not (divided and isinstance(x, FakeTensor)):
             self._check = False
-            self._refuse_unequal(x, (args, without_caches(kwargs)))
+            self._refuse_unequal(x, without_caches(args, kwargs))
         args, kwargs = _positions_of((args, kwargs), self._world * self.part, self._rank * self.part, self.part)
         with replace_attention(self._attend):
             return self._forward(x, *args, **kwargs)

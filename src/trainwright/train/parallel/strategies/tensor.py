@@ -6,25 +6,29 @@ shapes of the whole there: within attention and feed-forward part tensors are DT
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import blocks_of, divided, is_plain
 from trainwright.train.parallel.collectives import all_gather, all_reduce, copy, take_part
-from trainwright.train.parallel.recompute.trees import local_tensor, map_only, without_caches
+from trainwright.train.parallel.recompute.trees import local_tensor
 from trainwright.train.parallel.strategies.expert import are_experts, divide_experts
-from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
-from trainwright.train.parallel.strategies.tensor_roles import TensorGroup, tensor_groups_of
+from trainwright.train.parallel.strategies.tensor_parts import (
+    AmongParts,
+    FusedColumns,
+    MultiheadParallel,
+    RowOfParts,
+    refuse_uneven,
+)
+from trainwright.train.parallel.strategies.tensor_roles import TensorGroup, is_transposed, outputs_of, tensor_groups_of
 
 __all__ = ["divide_blocks"]
 
@@ -36,48 +40,62 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, experts: DeviceMesh | N
     if there is nothing to divide, or what cannot be divided.
     """
     mixed = any(map(are_experts, model.modules()))
+    # Of several names each.
+    tied = dict(model.named_parameters(remove_duplicate=False))
+    for name, _ in model.named_parameters():
+        del tied[name]
     parts = divide_experts(model, experts or mesh) if mixed else []
     if plan := _own_plan(model):
         _divide_by_plan(model, plan, mesh)
-        return parts
-    found = [(block, groups) for block in blocks_of(model) if (groups := tensor_groups_of(block))]
-    if not found and not mixed:
+    else:
+        _divide_by_layers(model, mesh, needed=not mixed)
+    # Names of one module have one parameter still.
+    now = dict(model.named_parameters())
+    broken = next((name for name in tied if name in now), None)
+    if broken is not None:
+        raise UnsupportedPlan.of("tensor", f"{broken} is another layer's parameter too; allowed: layers of their own")
+    return parts
+
+
+def _divide_by_layers(model: nn.Module, mesh: DeviceMesh, *, needed: bool) -> None:
+    found = [(block, groups) for block in dict.fromkeys(blocks_of(model)) if (groups := tensor_groups_of(block))]
+    if needed and not found:
         raise UnsupportedPlan.of(
             "tensor",
             f"{type(model).__name__} has no list of transformer blocks with linear layers that can be told apart; see "
             "the guide on parallel plans for how they are recognised",
         )
+    for block, _ in found:
+        _divide_stacked(block, mesh)
     for block, groups in found:
-        _refuse_experts(block, {group.parent for group in groups if group.alone})
-    if mesh.device_type == "cpu":
-        teach_attention()
-    for _, groups in found:
         for group in groups:
-            _check_divisible(group, mesh.size())
-            _divide_group(group, mesh)
-    return parts
+            # What several blocks have is divided once.
+            if not isinstance(getattr(group.row, "weight", None), DTensor):
+                _check_divisible(group, mesh)
+                _divide_group(group, mesh)
+        vars(block)["forward"] = AmongParts(block, mesh)
 
 
-def _refuse_experts(block: nn.Module, of_dtensors: Collection[nn.Module]) -> None:
-    """Refuse weights of several experts in one parameter, but for experts that are divided whole."""
-    within = {module for parent in of_dtensors for module in parent.modules()}
+def _divide_stacked(block: nn.Module, mesh: DeviceMesh) -> None:
+    """Divide whole experts with stacked weights, [experts, ...], which are called in another way than other experts."""
     for path, module in block.named_modules():
-        divides = isinstance(module, nn.Conv1d | nn.ConvTranspose1d) or (are_experts(module) and module not in within)
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim == 3 and not divides:
-                whose = f"{path}.{name}".lstrip(".")
-                raise UnsupportedPlan.of("tensor", f"{whose} holds experts; allowed: blocks of linear layers")
+        own, count = dict(module.named_parameters(recurse=False)), getattr(module, "num_experts", None)
+        if are_experts(module) or not any(each.ndim == 3 for each in own.values()):
+            continue
+        if isinstance(count, int) and all(each.shape[0] == count for each in own.values()):
+            refuse_uneven(count, f"experts of {path}", mesh)
+            for name, parameter in own.items():
+                setattr(module, name, divided(parameter, mesh, Shard(0), "tensor"))
 
 
-def _check_divisible(group: TensorGroup, world: int) -> None:
-    wrong = [name for name, layer in group.columns.items() if layer.out_features % world]
-    heads = next((found for item in _HEADS if isinstance(found := getattr(group.parent, item, None), int)), world)
-    if wrong or heads % world:
-        what = f"{heads} attention heads" if heads % world else f"the outputs of {wrong[0]}"
-        raise UnsupportedPlan.of("tensor", f"{what} cannot be divided by {world}")
+def _check_divisible(group: TensorGroup, mesh: DeviceMesh) -> None:
+    heads = next((found for item in _HEADS if isinstance(found := getattr(group.parent, item, None), int)), 0)
+    refuse_uneven(heads, "attention heads", mesh)
+    for name, layer in group.columns.items():
+        refuse_uneven(outputs_of(layer), f"outputs of {name}", mesh)
 
 
-_HEADS = ("num_heads", "n_heads", "n_head", "heads", "nhead")
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
 
 
 def _divide_group(group: TensorGroup, mesh: DeviceMesh) -> None:
@@ -85,98 +103,45 @@ def _divide_group(group: TensorGroup, mesh: DeviceMesh) -> None:
     parent = group.parent
     _refuse_own(group)
     if group.attention is not None:
-        attention = MultiheadParallel(getattr(parent, group.attention), mesh)
-        setattr(parent, group.attention, attention)
-        _sum_replicated(attention)
+        setattr(parent, group.attention, MultiheadParallel(getattr(parent, group.attention), mesh))
         return
-    for name, layer in group.columns.items():
+    for layer in group.columns.values():
         if group.fused:
-            setattr(parent, name, FusedColumns(layer, mesh))
+            vars(layer)["forward"] = FusedColumns(layer, mesh)
         else:
-            parallelize_module(parent, mesh, {name: ColwiseParallel(use_local_output=False)})
+            _divide_parameters(layer, mesh, outputs=True)
     # Columns divide their outputs, the row sums over its divided input: one exchange for both.
-    parallelize_module(parent, mesh, {group.row: RowwiseParallel()})
-    if group.alone:
-        for module in parent.modules():
-            _equal_everywhere(module, mesh)
-        parent.register_forward_pre_hook(_entering(mesh), with_kwargs=True)
-    _sum_replicated(parent)
+    _divide_parameters(group.row, mesh, outputs=False)
+    vars(group.row)["forward"] = RowOfParts(group.row, mesh)
+
+
+def _divide_parameters(layer: Any, mesh: DeviceMesh, *, outputs: bool) -> None:
+    """Divide a linear layer; the bias of one that divides its inputs stays whole."""
+    dimension = int(is_transposed(layer)) if outputs else int(not is_transposed(layer))
+    layer.weight = divided(layer.weight, mesh, Shard(dimension), "tensor")
+    if outputs and layer.bias is not None:
+        layer.bias = divided(layer.bias, mesh, Shard(0), "tensor")
 
 
 def _refuse_own(group: TensorGroup) -> None:
     """Refuse layers that others are put in the place of, if they do more than torch's; and parametrised ones."""
     parent = group.parent
-    for name in [group.attention] if group.attention is not None else [*group.columns, group.row]:
-        layer = getattr(parent, name)
-        replaced = group.fused and name != group.row
+    named = group.columns | {"the row of its features": group.row}
+    if group.attention is not None:
+        named = {group.attention: getattr(parent, group.attention)}
+    for name, layer in named.items():
         if group.attention is not None:
             fits = is_plain(layer, (nn.MultiheadAttention,)) and is_plain(layer.out_proj)
+        elif group.fused and layer is not group.row:
+            fits = is_plain(layer, (type(layer),) if is_transposed(layer) else (nn.Linear,))
         else:
-            fits = is_plain(layer) if replaced else "weight" in layer._parameters  # noqa: SLF001
+            fits = "weight" in layer._parameters  # noqa: SLF001
         if not fits:
             raise UnsupportedPlan.of(
                 "tensor",
                 f"{type(parent).__name__}.{name} has a forward pass, hooks or a parametrisation of its own; allowed: "
                 "torch's layer as it is, or a plan without tensor parallelism",
             )
-
-
-def _equal_everywhere(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Make DTensors of what else a group holds, such as norms of each head or a mask."""
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        if not isinstance(parameter, DTensor):
-            whole = distribute_tensor(parameter.detach(), mesh, [Replicate()])
-            setattr(module, name, nn.Parameter(whole, parameter.requires_grad))
-    for name, buffer in list(module.named_buffers(recurse=False)):
-        if not isinstance(buffer, DTensor):
-            setattr(module, name, distribute_tensor(buffer, mesh, [Replicate()]))
-
-
-def _entering(mesh: DeviceMesh) -> Callable[..., Any]:
-    """Return a hook that hands tensors to a group once: so their gradients are summed once too."""
-
-    def whole(each: Any) -> Any:
-        if isinstance(each, DTensor):
-            return each
-        if each.requires_grad:
-            return _Entered.apply(each, mesh)
-        return DTensor.from_local(each, mesh, [Replicate()], run_check=False)
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if module.training:
-            kwargs = without_caches(kwargs)
-        # Arguments may be pairs, such as rotary angles.
-        return map_only(torch.Tensor, whole, (args, kwargs))
-
-    return hook
-
-
-class _Entered(Function):
-    """A whole tensor as a DTensor; its gradient comes as a sum to be made."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        ctx.group = mesh.get_group()
-        return DTensor.from_local(x.view_as(x), mesh, [Replicate()], run_check=False)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        if gradient.placements[0].is_partial():
-            return all_reduce(gradient.to_local(), ctx.group), None
-        return gradient.full_tensor(), None
-
-
-def _sum_replicated(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        if isinstance(parameter, DTensor) and all(placement.is_replicate() for placement in parameter.placements):
-            parameter.register_post_accumulate_grad_hook(_sum_partial)
-
-
-def _sum_partial(parameter: torch.Tensor) -> None:
-    """Sum what each rank found for a parameter that all hold."""
-    gradient = parameter.grad
-    if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
-        parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
 
 
 _WHOLE_GRADIENT = "replicated_with_grad_allreduce"
@@ -187,15 +152,16 @@ _STYLES = {"colwise": 0, "rowwise": 1, _GATHERED: 0, _SPLIT: 1, _WHOLE_GRADIENT:
 
 
 def _own_plan(model: nn.Module) -> dict[str, str]:
-    """Return what a model's own plan says of the layers of its blocks, {} without one; other layers stay whole.
+    """Return what a model's own plan says of the layers of its blocks, {} without one of known styles.
 
-    What it says of experts in stacked weights is left out: they are divided whole.
+    Other layers stay whole. What it says of experts in stacked weights is left out: they are divided whole.
     """
     found = getattr(model, "tp_plan", None)
     plan = {path: style for path, style in found.items() if "*" in path} if isinstance(found, Mapping) else {}
     experts = {path: module for path, module in model.named_modules() if are_experts(module)}
     held = {f"{path}.{name}" for path, module in experts.items() for name, _ in module.named_parameters()} | {*experts}
-    return {path: style for path, style in plan.items() if not any(map(_pattern(path).fullmatch, held))}
+    plan = {path: style for path, style in plan.items() if not any(map(_pattern(path).fullmatch, held))}
+    return plan if _STYLES.keys() >= set(plan.values()) else {}
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -205,11 +171,6 @@ def _pattern(path: str) -> re.Pattern[str]:
 def _divide_by_plan(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Divide layers as their model's plan says. Raises `UnsupportedPlan` for what cannot be divided so."""
     patterns = {_pattern(path): style for path, style in plan.items()}
-    unknown = next((f"{path} {style!r}" for path, style in plan.items() if style not in _STYLES), None)
-    if unknown is not None:
-        raise UnsupportedPlan.of(
-            "tensor", f"the plan of {type(model).__name__} makes {unknown}; allowed: {', '.join(_STYLES)}"
-        )
     modules = dict(model.named_modules())
     for path, module in modules.items():
         style = next((style for pattern, style in patterns.items() if pattern.fullmatch(path)), None)
@@ -229,12 +190,8 @@ def _divide_layer(path: str, layer: nn.Module, parent: nn.Module, style: str, me
     # Of attention, whole heads.
     width = getattr(parent, "head_dim", 1)
     units, rest = divmod(layer.weight.shape[dimension], width if isinstance(width, int) else 1)
-    if rest or units % mesh.size():
-        what = "heads" if width != 1 else "features"
-        raise UnsupportedPlan.of("tensor", f"the {units} {what} of {path} cannot be divided by {mesh.size()}")
-    layer.weight = divided(layer.weight, mesh, Shard(dimension), "tensor")
-    if dimension == 0 and layer.bias is not None:
-        layer.bias = divided(layer.bias, mesh, Shard(0), "tensor")
+    refuse_uneven(1 if rest else units, f"{'heads' if width != 1 else 'features'} of {path}", mesh)
+    _divide_parameters(layer, mesh, outputs=dimension == 0)
     forward = {"colwise": _Column, "rowwise": _Row, _GATHERED: _GatheredColumn, _SPLIT: _SplitRow}
     vars(layer)["forward"] = forward[style](layer, mesh.get_group())
 

@@ -1,47 +1,160 @@
-"""Tensor-parallel attention, of which each rank has some heads: torch's MultiheadAttention, fused projections."""
+"""Parts of tensors in a block: what whole tensors do when they meet them, attention by heads, and fused projections."""
 
+import re
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trainwright.errors import UnsupportedPlan
+from trainwright.model.trace.attention import replace_attention
 from trainwright.train.parallel.blocks import divided
 from trainwright.train.parallel.collectives import all_reduce, copy
+from trainwright.train.parallel.recompute.trees import map_only, without_caches
+from trainwright.train.parallel.strategies.tensor_roles import is_transposed
 
-__all__ = ["FusedColumns", "MultiheadParallel", "teach_attention"]
+__all__ = ["AmongParts", "FusedColumns", "MultiheadParallel", "RowOfParts", "refuse_uneven"]
 
 
-class FusedColumns(nn.Module):
-    """A linear layer that makes queries, keys and values at once: each rank has some heads of all three.
+def refuse_uneven(count: int, what: str, mesh: DeviceMesh) -> None:
+    """Raise `UnsupportedPlan` for as many of something as the ranks of a mesh cannot share alike."""
+    if count % mesh.size():
+        raise UnsupportedPlan.of("tensor", f"the {count} {what} cannot be divided by {mesh.size()}")
 
-    Its parameters are kept as (outputs, 3, inputs) and (outputs, 3), divided along the outputs.
+
+class _EnterParts(TorchFunctionMode):
+    """Lets whole tensors meet parts of others: they enter the divided stretch there, each once, with one gradient.
+
+    So masks, position biases and parameters between columns and row stay plain tensors everywhere else.
     """
 
-    def __init__(self, layer: nn.Linear, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
-        self.weight = _divide_thirds(layer.weight, mesh)
-        self.bias: Any = None if layer.bias is None else _divide_thirds(layer.bias, mesh)
         self._mesh = mesh
+        self._entered: dict[Any, tuple[torch.Tensor, DTensor]] = {}
 
-    def forward(self, input: torch.Tensor) -> "_Fused":  # noqa: A002 -- torch's name
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        if any(isinstance(each, DTensor) for each in tree_leaves(given)):
+            # What changes a whole tensor needs whole ones: its gradient would not know of parts.
+            whole = _IN_PLACE.fullmatch(func.__name__) and not isinstance(args[0], DTensor)
+            given = (
+                tree_map_only(DTensor, DTensor.full_tensor, given)
+                if whole
+                else tree_map_only(torch.Tensor, self._enter, given)
+            )
+        (first, *rest), named = given if given[0] else ((None,), given[1])
+        if func is functional.dropout and isinstance(first, DTensor) and first.placements[0].is_shard():
+            # Each rank draws for itself.
+            found = func(first.to_local(), *rest, **named)
+            return DTensor.from_local(found, self._mesh, first.placements, run_check=False)
+        return func(*given[0], **given[1])
+
+    def attend(
+        self, attention: Any, query: Any, key: Any, value: Any, mask: Any = None, *rest: Any, **named: Any
+    ) -> Any:
+        """Return attention of this rank's heads, which needs no others."""
+        given = query, key, value, named.pop("attn_mask", mask)
+        if not isinstance(query, DTensor):
+            return attention(*given, *rest, **named)
+        refuse_uneven(query.shape[-3], "attention heads", self._mesh)
+        own = [None if each is None else self._own_heads(self._enter(each)) for each in given]
+        found = attention(*own, *rest, **named)
+        return DTensor.from_local(found, self._mesh, [Shard(found.ndim - 3)], run_check=False)
+
+    @staticmethod
+    def _own_heads(each: DTensor) -> torch.Tensor:
+        # What is for all heads, such as a mask, has a part of its gradient on each rank.
+        if each.ndim < 3 or each.shape[-3] == 1:
+            return each.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        return each.redistribute(placements=[Shard(each.ndim - 3)]).to_local()
+
+    def _enter(self, each: torch.Tensor) -> DTensor:
+        if isinstance(each, DTensor):
+            return each
+        # What is changed in place, or used without gradients first, enters again. Kept, so that no other has its id.
+        key = id(each), each._version, each.requires_grad and torch.is_grad_enabled()  # noqa: SLF001
+        if key not in self._entered:
+            enter = _Entered.apply if key[-1] else _as_replicas
+            self._entered[key] = each, enter(each, self._mesh)
+        return self._entered[key][1]
+
+
+_IN_PLACE = re.compile(r"[^_].*[^_]_|__i[a-z]+__|__setitem__")
+
+
+def _as_replicas(x: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+
+
+class _Entered(Function):
+    """A whole tensor as a DTensor; its gradient comes in parts."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        return _as_replicas(x.view_as(x), mesh)
+
+    @staticmethod
+    def backward(_: Any, gradient: Any) -> Any:
+        return gradient.full_tensor(), None
+
+
+class AmongParts:
+    """The forward pass of a block in which whole tensors meet parts of others; what it returns is whole."""
+
+    def __init__(self, block: nn.Module, mesh: DeviceMesh) -> None:
+        self._block, self._forward, self._mesh = block, block.forward, mesh
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the block does; in training it is given no cache."""
+        if self._block.training:
+            args, kwargs = without_caches(args, kwargs)
+        with (parts := _EnterParts(self._mesh)), replace_attention(parts.attend):
+            found = self._forward(*args, **kwargs)
+        return map_only(DTensor, DTensor.full_tensor, found)
+
+
+class RowOfParts:
+    """The forward pass of a layer that divides its inputs, and ends a divided stretch: the ranks' terms are summed."""
+
+    def __init__(self, layer: nn.Module, mesh: DeviceMesh) -> None:
+        self._forward, self._group = layer.forward, mesh.get_group()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the layer does, whole."""
+        found = self._forward(*args, **kwargs)
+        if found.placements[0].is_partial():
+            return all_reduce(found.to_local(grad_placements=[Replicate()]), self._group)
+        # Not a view, which could not be added to in place.
+        return found.full_tensor().clone()
+
+
+class FusedColumns:
+    """The forward pass of a layer that makes queries, keys and values at once: each rank has some heads of all three.
+
+    The layer's parameters are kept as (outputs, 3, inputs) and (outputs, 3), divided along the outputs.
+    """
+
+    def __init__(self, layer: Any, mesh: DeviceMesh) -> None:
+        layer.weight = _divide_thirds(layer.weight.T if is_transposed(layer) else layer.weight, mesh)
+        if layer.bias is not None:
+            layer.bias = _divide_thirds(layer.bias, mesh)
+        self._layer, self._mesh = layer, mesh
+
+    def __call__(self, x: torch.Tensor) -> "_Fused":
         """Return queries, keys and values."""
-        x = (
-            input
-            if isinstance(input, DTensor)
-            else DTensor.from_local(input, self._mesh, [Replicate()], run_check=False)
-        )
-        # Each rank finds a part of the sum that is the gradient of the input.
-        local = x.to_local(grad_placements=[Partial()])
-        bias = None if self.bias is None else self.bias.to_local().T.flatten()
+        bias = None if self._layer.bias is None else self._layer.bias.to_local().T.flatten()
         # From (outputs, 3, inputs) to all queries, then all keys, then all values.
-        projected = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
+        weight = self._layer.weight.to_local().transpose(0, 1).flatten(0, 1)
+        # Each rank finds a part of the sum that is the gradient of the input.
+        projected = functional.linear(copy(x, self._mesh.get_group()), weight, bias)
         last = Shard(projected.ndim - 1)
         return _Fused(
             [DTensor.from_local(item, self._mesh, [last], run_check=False) for item in projected.chunk(3, -1)]
@@ -79,9 +192,6 @@ class _Fused:
     def view(self, *sizes: Any) -> torch.Tensor:
         """Return (..., 3, heads, width of a head)."""
         asked = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
-        if asked.count(-1) == 1:
-            # The product of the sizes has the -1 itself as a factor.
-            asked[asked.index(-1)] = prod(self.shape) // -prod(asked)
         lead = len(self.shape) - 1
         self._check(len(asked) == lead + 3 and asked[lead] == 3, f"view{tuple(asked)}")
         return torch.stack([item.reshape(*asked[:lead], *asked[lead + 1 :]) for item in self._three], dim=lead)
@@ -116,15 +226,11 @@ class MultiheadParallel(nn.Module):
         world = mesh.size()
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
             raise UnsupportedPlan.of("tensor", "nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn")
-        if layer.num_heads % world:
-            raise UnsupportedPlan.of("tensor", f"{layer.num_heads} attention heads cannot be divided by {world}")
+        refuse_uneven(layer.num_heads, "attention heads", mesh)
         self.in_proj_weight = _divide_thirds(layer.in_proj_weight, mesh)
         self.in_proj_bias: Any = None if layer.in_proj_bias is None else _divide_thirds(layer.in_proj_bias, mesh)
         out: Any = nn.Module()
-        out.weight, out.bias = divided(layer.out_proj.weight, mesh, Shard(1), "tensor"), None
-        if layer.out_proj.bias is not None:
-            whole = distribute_tensor(layer.out_proj.bias.detach(), mesh, [Replicate()])
-            out.bias = nn.Parameter(whole, layer.out_proj.bias.requires_grad)
+        out.weight, out.bias = divided(layer.out_proj.weight, mesh, Shard(1), "tensor"), layer.out_proj.bias
         self.out_proj = out
         self.batch_first = layer.batch_first
         self.embed_dim, self.num_heads, self.dropout = layer.embed_dim, layer.num_heads, layer.dropout
@@ -165,30 +271,7 @@ class MultiheadParallel(nn.Module):
             joined if self.batch_first else joined.transpose(0, 1), self.out_proj.weight.to_local()
         )
         out = all_reduce(term, self._group)
-        return (out if self.out_proj.bias is None else out + self.out_proj.bias.to_local()), None
-
-
-def teach_attention() -> None:
-    """Tell DTensor that attention on CPU can be divided by heads, as it knows of attention on GPUs."""
-    aten = torch.ops.aten
-    forward = aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 -- the operator's name
-    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
-
-    @register_sharding(forward)  # type: ignore[untyped-decorator]
-    def _forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        rest = [None] * (len(args) - 3)
-        return [
-            ([Shard(1), Shard(1)], [Shard(1)] * 3 + rest),
-            ([Replicate(), Replicate()], [Replicate()] * 3 + rest),
-        ]
-
-    @register_sharding(backward)  # type: ignore[untyped-decorator]
-    def _backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        rest = [None] * (len(args) - 6)
-        return [
-            ([Shard(1)] * 3, [Shard(1)] * 6 + rest),
-            ([Replicate()] * 3, [Replicate()] * 6 + rest),
-        ]
+        return (out if self.out_proj.bias is None else out + self.out_proj.bias), None
 
 
 def _join_masks(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
