@@ -120,18 +120,6 @@ FAMILIES = {
             **_TOKENS,
         },
     ),
-    "llama4": _Family(
-        "Llama4ForCausalLM",
-        "Llama4TextConfig",
-        {
-            **_GROUPED,
-            "head_dim": 8,
-            "intermediate_size_mlp": 2 * _WIDTH,
-            "num_local_experts": 4,
-            "attention_chunk_size": LENGTH,
-            **_TOKENS,
-        },
-    ),
     "mixtral": _Family("MixtralForCausalLM", "MixtralConfig", {**_GROUPED, "num_local_experts": 4}),
     "deepseek_v2": _Family(
         "DeepseekV2ForCausalLM",
