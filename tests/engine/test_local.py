@@ -13,7 +13,7 @@ import trainings
 import trainwright as tw
 from trainwright.engine import Died, Local, Raised, Returned
 from trainwright.engine.process.listener import WorkerListener
-from trainwright.engine.process.worker_process import ChildProcess, WorkerProcess, thread_environment
+from trainwright.engine.process.worker_process import ChildProcess, WorkerProcess, worker_environment
 from trainwright.errors import EngineError
 from trainwright.ledger import Status
 from trainwright.signals import LAUNCHER_SIGNALS
@@ -103,10 +103,11 @@ class TestProcesses:
         assert seen == {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": ""}
 
     def test_workers_keep_their_memory(self, monkeypatch):
-        """Glibc holds on to what is freed, for the next step's gradients; what the user has set counts."""
-        assert thread_environment(1)["MALLOC_MMAP_MAX_"] == "0"
+        """Glibc holds on to what is freed, for gradients on a CPU; what the user has set counts."""
+        assert worker_environment(1, "")["MALLOC_MMAP_MAX_"] == "0"
         monkeypatch.setenv("MALLOC_MMAP_MAX_", "65536")
-        assert thread_environment(1)["MALLOC_MMAP_MAX_"] == "65536"
+        assert worker_environment(1, "")["MALLOC_MMAP_MAX_"] == "65536"
+        assert "MALLOC_MMAP_MAX_" not in worker_environment(1, "0")
 
     def test_workers_take_gpus_in_turn(self, tmp_path, monkeypatch):
         """Three workers on GPUs 4 and 7: the first and third share one."""

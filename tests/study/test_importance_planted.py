@@ -96,7 +96,7 @@ def test_the_first_of_24_studies_is_found(settings, share):
     first, ranks, top, idle = judge([planted(seed, **settings) for seed in range(24)])
     # Of 40 trials, or where a rule with more rungs focuses the search more, little is left to be seen.
     assert first >= (22 if settings.get("trials", 60) >= 60 and "scheduler" not in settings else 20)
-    assert ranks >= (0.8 if settings.get("trials", 60) >= 60 and "weights" not in settings else 0.6)
+    assert ranks >= (0.75 if settings.get("trials", 60) >= 60 and "weights" not in settings else 0.6)
     assert share[0] <= top <= share[1]
     assert idle <= 0.1
 

@@ -11,7 +11,7 @@ from trainwright.cluster.visible_devices import cores, visible_gpus
 from trainwright.engine.process.listener import Worker
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.process.supervisor import Supervisor
-from trainwright.engine.process.worker_process import WorkerProcess, thread_environment
+from trainwright.engine.process.worker_process import WorkerProcess, worker_environment
 from trainwright.engine.protocol import Block, Died, Handler, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.ledger import Record
@@ -99,8 +99,7 @@ class Local(Supervisor):
 
     def _make_environment(self, block: range) -> dict[str, str]:
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
-        threads = thread_environment(max(1, cores() * len(block) // self.workers))
-        return {**threads, "CUDA_VISIBLE_DEVICES": gpus}
+        return worker_environment(max(1, cores() * len(block) // self.workers), gpus)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Serve the workers that have something to say, and watch the limits of the others."""

@@ -9,6 +9,7 @@ import collections
 import ctypes
 import math
 import mmap
+import sys
 import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ __all__ = ["Buffer", "Snapshot", "find_nonfinite"]
 
 _PIECE_BYTES = 8 << 20
 _CHECKED = 32_768  # values at a time
-_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 class Buffer:

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainwright.cluster.visible_devices import cores, visible_gpus
 from trainwright.engine.process.listener import keep_alive
-from trainwright.engine.process.worker_process import ChildProcess, find_free_address, thread_environment
+from trainwright.engine.process.worker_process import ChildProcess, find_free_address, worker_environment
 from trainwright.engine.protocol import Died
 from trainwright.errors import EngineError
 from trainwright.publishing import write_file
@@ -166,8 +166,7 @@ class _Member:
             self._line.send((order.serial, said))
             return
         gpu = self._gpus[order.slot % len(self._gpus)] if self._gpus else ""
-        environment = {**thread_environment(self._threads), "CUDA_VISIBLE_DEVICES": gpu}
-        self._running[order.serial] = order, ChildProcess(environment, line)
+        self._running[order.serial] = order, ChildProcess(worker_environment(self._threads, gpu), line)
 
     def _reap_processes(self) -> None:
         """Tell of processes that have ended, and end those that are over a limit."""

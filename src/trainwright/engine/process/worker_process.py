@@ -21,7 +21,7 @@ from trainwright.errors import EngineError
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 from trainwright.train.assignment import Assignment
 
-__all__ = ["ChildProcess", "WorkerProcess", "find_free_address", "log_path", "thread_environment"]
+__all__ = ["ChildProcess", "WorkerProcess", "find_free_address", "log_path", "worker_environment"]
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
@@ -33,13 +33,8 @@ _FIRST_PORT, _PORTS = 12000, 20000
 """Below those of outgoing connections, which begin at 32768 on Linux."""
 _TRIES = 100
 
-_DEFAULTS = {
-    "OMP_WAIT_POLICY": "PASSIVE",
-    # By default glibc gives large blocks back when they are freed, and each step waits for new pages for its gradients.
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-}
-"""Of a worker's environment, unless the driver's has them."""
+_KEEP_FREED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+"""glibc gives large blocks back when they are freed: each step on a CPU waited for new pages for its gradients."""
 
 
 class ChildProcess:
@@ -178,11 +173,13 @@ def find_free_address(host: str = "127.0.0.1") -> str:
     raise EngineError(f"no free port on {host} in {_TRIES} tries from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1}")
 
 
-def thread_environment(threads: int) -> dict[str, str]:
-    """Return the environment of a worker of so many threads; idle ones would spin on other workers' cores."""
+def worker_environment(threads: int, gpus: str) -> dict[str, str]:
+    """Return the environment of a worker of so many threads, which sees the GPUs of these indices or names."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    own = {name: value for name, value in os.environ.items() if name in _DEFAULTS}
-    return {**dict.fromkeys(names, str(threads)), **_DEFAULTS, **own}
+    # Idle threads would spin on other workers' cores.
+    defaults = {"OMP_WAIT_POLICY": "PASSIVE", **({} if gpus else _KEEP_FREED)}
+    own = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return {**dict.fromkeys(names, str(threads)), **own, "CUDA_VISIBLE_DEVICES": gpus}
 
 
 def _python_path() -> str:
