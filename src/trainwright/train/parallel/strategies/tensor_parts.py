@@ -43,6 +43,9 @@ class _EnterParts(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = args, kwargs or {}
         if any(isinstance(each, DTensor) for each in tree_leaves(given)):
+            if func is torch.Tensor.__getitem__:
+                # Of a list torch makes a tensor that is no DTensor, and warns of it.
+                given = (args[0], tree_map_only(list, torch.tensor, args[1], is_leaf=lambda x: isinstance(x, list))), {}
             # What changes a whole tensor needs whole ones: its gradient would not know of parts.
             whole = _IN_PLACE.fullmatch(func.__name__) and not isinstance(args[0], DTensor)
             given = (
