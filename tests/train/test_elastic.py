@@ -4,12 +4,14 @@ import gc
 import itertools
 import socket
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import trainwright as tw
 from rank_processes import on_processes
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Raised, Returned, StoppedEarly
@@ -367,3 +369,30 @@ def test_what_two_processes_cannot_share(tmp_path):
         "prepare: a batch of 9 samples cannot be shared evenly by 2 processes; allowed: 1, 3, 9; give such a number of "
         "devices, or a batch that 2 divides"
     )
+
+
+def trained(trial):
+    """Report how many threads of earlier groups there are besides those of its own."""
+    names = [task / "comm" for task in Path("/proc/self/task").iterdir()]
+    threads = sum("gloo" in name.read_text() for name in names if name.exists())
+    model = nn.Linear(4, 1)
+    loader = DataLoader(TensorDataset(torch.ones(64, 4), torch.ones(64, 1)), batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=trial.params["rate"])
+    run = trial.prepare(
+        model, optimizer, loader, loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean()
+    )
+    for _ in trial.epochs():
+        for batch in run.loader:
+            run.step(batch)
+        trial.report(loss=1.0, threads=threads)
+
+
+def test_groups_of_trials_end_one_after_the_other(tmp_path):
+    """DDP must not be what ends a group: it would wait for a thread that waits for Python's lock."""
+    study = tw.Study(tw.Space(rate=tw.Float(0, 1e-3)), "min loss", directory=tmp_path / "study", seed=0)
+    scheduler = tw.Scheduler(tw.FixedEpochs(1), tw.Fixed(2))
+    engine = tw.Local(workers=2, gpus=())
+    study.run(trained, trials=10, scheduler=scheduler, engine=engine, searcher=tw.RandomSearcher(), progress=False)
+    threads = [trial.reports[1].metrics["threads"] for trial in study.trials]
+    assert len(threads) == 10
+    assert max(threads[5:]) <= max(threads[:5]) + 2

@@ -12,7 +12,14 @@ from trainwright.ledger import Record
 if TYPE_CHECKING:
     from trainwright.train.assignment import Assignment, Channel
 
-__all__ = ["WAIT_SECONDS", "GroupFailed", "join_process_group", "leave_process_group", "wait_for_ranks"]
+__all__ = [
+    "WAIT_SECONDS",
+    "GroupFailed",
+    "forget_groups",
+    "join_process_group",
+    "leave_process_group",
+    "wait_for_ranks",
+]
 
 WAIT_SECONDS = 1800.0
 """For which ranks wait for each other: one may evaluate alone. Of a rank that is gone its engine knows at once."""
@@ -71,10 +78,22 @@ def leave_process_group() -> None:
         # A rank that is gone says why itself.
         with contextlib.suppress(RuntimeError):
             _gather_words(_Word.LEAVES)
+        _LEFT.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  all groups: torch lists them nowhere else
         dist.destroy_process_group()
         for name in _LAUNCHED:
             os.environ.pop(name, None)
 
+
+def forget_groups() -> None:
+    """Let go of the groups that this process has left; to be called when all that trained in them is gone.
+
+    A group's end waits for its threads, which may wait for Python's lock. Torch gives that up where Python has the last
+    reference, but not where DDP has.
+    """
+    _LEFT.clear()
+
+
+_LEFT: list[Any] = []
 
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 """The variables that torchrun sets for each process, by which frameworks see that they are one of several."""

@@ -24,6 +24,7 @@ from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.process.supervisor import LEAVE
 from trainwright.ledger import Record
 from trainwright.signals import ignore_launcher
+from trainwright.train.group import forget_groups
 
 __all__ = ["main"]
 
@@ -111,6 +112,7 @@ def _free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         gc.collect()
+        forget_groups()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
