@@ -137,7 +137,7 @@ def test_the_house_does_not_grow():
     """Lower these counts when they fall; whoever must raise one says why in the commit."""
     lines = sum(bool(line.strip()) for path in FILES for line in path.read_text(encoding="utf-8").splitlines())
     faces = sum(len(import_module(f"trainwright.{path.parent.name}").__all__) for path in ROOT.glob("*/__init__.py"))
-    assert lines <= 69_342
+    assert lines <= 69_326
     assert len(FILES) <= 513
     assert faces <= 162
 

@@ -1,6 +1,7 @@
 """The process group of a trial on several devices: how ranks initialise torch.distributed, report as one, and part."""
 
 import contextlib
+import gc
 import os
 from datetime import timedelta
 from enum import IntEnum
@@ -12,14 +13,7 @@ from trainwright.ledger import Record
 if TYPE_CHECKING:
     from trainwright.train.assignment import Assignment, Channel
 
-__all__ = [
-    "WAIT_SECONDS",
-    "GroupFailed",
-    "forget_groups",
-    "join_process_group",
-    "leave_process_group",
-    "wait_for_ranks",
-]
+__all__ = ["WAIT_SECONDS", "GroupFailed", "join_process_group", "leave_process_group", "wait_for_ranks"]
 
 WAIT_SECONDS = 1800.0
 """For which ranks wait for each other: one may evaluate alone. Of a rank that is gone its engine knows at once."""
@@ -67,7 +61,7 @@ def wait_for_ranks() -> None:
 
 
 def leave_process_group() -> None:
-    """Take down the group of a trial that has ended well, once all ranks have come here.
+    """Take down the group of a trial that has ended well and that nobody holds, once all ranks have come here.
 
     After a failure it is left as it is, and the process has to be ended: else the other ranks would fail for it before
     the cause is known.
@@ -78,22 +72,12 @@ def leave_process_group() -> None:
         # A rank that is gone says why itself.
         with contextlib.suppress(RuntimeError):
             _gather_words(_Word.LEAVES)
-        _LEFT.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  all groups: torch lists them nowhere else
+        # A group's end waits for threads that may wait for the GIL; torch gives that up, but not where DDP comes last.
+        gc.collect()
         dist.destroy_process_group()
         for name in _LAUNCHED:
             os.environ.pop(name, None)
 
-
-def forget_groups() -> None:
-    """Let go of the groups that this process has left; to be called when all that trained in them is gone.
-
-    A group's end waits for its threads, which may wait for Python's lock. Torch gives that up where Python has the last
-    reference, but not where DDP has.
-    """
-    _LEFT.clear()
-
-
-_LEFT: list[Any] = []
 
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 """The variables that torchrun sets for each process, by which frameworks see that they are one of several."""

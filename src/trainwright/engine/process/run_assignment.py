@@ -46,8 +46,7 @@ def run_assignment(
         return Raised(failure="exception", message=str(error), seconds=time.monotonic() - started)
     trial = Trial(assignment, channel, gpu=gpu, buffer=buffer)
     try:
-        value = _plain_result(train(trial))
-        outcome: Outcome = Returned(value=value, **_close_trial(trial, started))
+        outcome: Outcome = Returned(value=_plain_result(train(trial)), **_close_trial(trial, started))
     except TrialEnd as end:
         outcome = StoppedEarly(preempted=end.preempted, **_close_trial(trial, started))
     except KeyboardInterrupt:
@@ -64,6 +63,7 @@ def run_assignment(
             **_close_trial(trial, started),
         )
     if assignment.world_size > 1:
+        del trial
         leave_process_group()
     return outcome
 

@@ -24,7 +24,6 @@ from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.process.supervisor import LEAVE
 from trainwright.ledger import Record
 from trainwright.signals import ignore_launcher
-from trainwright.train.group import forget_groups
 
 __all__ = ["main"]
 
@@ -87,8 +86,7 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
         except BaseException as error:  # noqa: BLE001 -- a module that does not import fails the trial, with its reason
             train = partial(_raise_error, error)
         if assignment is None:
-            # What ranks need takes seconds to import; without torch they will say so.
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(ImportError):  # what ranks need takes seconds to import; they say what is missing
                 importlib.import_module("trainwright.train.parallel.setup")
             continue
         # Lets a study inside a trial run; only processes that the trial spawns stop at its `study.run`.
@@ -109,10 +107,8 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
 
 def _free_memory() -> None:
     """Let go of models and batches before the next trial."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if (torch := sys.modules.get("torch")) is not None:
         gc.collect()
-        forget_groups()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
